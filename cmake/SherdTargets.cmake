@@ -55,11 +55,12 @@ function(sherd_library folder)
   sherd_use_pch(${target} ${arg_PCH})
 endfunction()
 
-# The headers that are installed, as kernels/device/tensor.h: all but those in detail/ and those of backends.
+# The headers that are installed, as kernels/device/tensor.h: all but those in detail/, of backends, and of comm/watch and
+# comm/backend, which only backends include.
 function(sherd_public_headers variable)
   list(TRANSFORM SHERD_FOLDERS REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/\\1/*.h" OUTPUT_VARIABLE patterns)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${patterns})
-  list(FILTER headers EXCLUDE REGEX "/detail/|kernels/.*/(reference|cpu|cuda)[^/]*(/|$)")
+  list(FILTER headers EXCLUDE REGEX "/detail/|comm/(watch|backend)/|kernels/.*/(reference|cpu|cuda)[^/]*(/|$)")
   set(${variable} ${headers} PARENT_SCOPE)
 endfunction()
 

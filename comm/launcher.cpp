@@ -14,7 +14,7 @@
 
 #include <sherd/comm/backend.h>
 #include <sherd/comm/backend_choice.h>
-#include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/watch/abort_domain.h>
 
 namespace sherd {
 namespace {

@@ -20,6 +20,16 @@ for i in "${!order[@]}"; do
     complain "conditional compilation outside a backend:"$'\n'"$found"
 done
 
+# The folders of comm/ likewise; its backends do not include each other.
+inner=(core bootstrap watch backend local mpi nccl)
+for i in "${!inner[@]}"; do
+  for j in "${!inner[@]}"; do
+    ((j > i || (j < i && j > 3))) || continue
+    found=$(grep -rnE "#include <sherd/comm/${inner[j]}/" "comm/${inner[i]}" --include=*.h --include=*.cpp) &&
+      complain "folder comm/${inner[i]} includes comm/${inner[j]}:"$'\n'"$found"
+  done
+done
+
 # nn/ stands beside optim/: only programs use it. nn/hf/ is a client of nn and checkpoint.
 for folder in optim checkpoint train; do
   found=$(grep -rnE '#include [<"]sherd/nn/' "$folder" --include=*.h --include=*.cpp) &&

@@ -76,19 +76,29 @@ std::string Store::wait(const std::string& key, std::chrono::milliseconds timeou
   }
 }
 
-void Store::barrier(const std::string& name, int rank, int size, std::chrono::milliseconds timeout) {
-  const auto deadline = comm::deadline_after(timeout);
-  set(store_entry(name, rank), "");
-  for (Backoff backoff; !all(name, size); backoff.sleep()) {
+std::vector<std::string> Store::collect(const std::string& prefix, int index, const std::string& value,
+                                        int count, Clock::time_point deadline,
+                                        const std::function<void()>& poll,
+                                        const std::function<void(const std::vector<int>& missing)>& late) {
+  set(store_entry(prefix, index), value);
+  for (Backoff backoff;; backoff.sleep()) {
+    if (auto values = all(prefix, count)) return std::move(*values);
+    poll();
     if (Clock::now() < deadline) continue;
-    // The deadline has passed, but the last ranks may have come since all() was asked.
-    const std::vector<int> missing = absent(name, size);
-    if (missing.empty()) return;
-    throw CommError(
-        fmt::format("store barrier {} on rank {}: waited {} ms for rank{} {}, which did not come", name, rank,
-                    timeout.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", ")),
-        missing.front());
+    // The deadline has passed, but the last values may have come since all() was asked.
+    if (const std::vector<int> missing = absent(prefix, count); !missing.empty()) late(missing);
   }
+}
+
+void Store::barrier(const std::string& name, int rank, int size, std::chrono::milliseconds timeout) {
+  collect(
+      name, rank, "", size, comm::deadline_after(timeout), [] {},
+      [&](const std::vector<int>& missing) {
+        throw CommError(
+            fmt::format("store barrier {} on rank {}: waited {} ms for rank{} {}, which did not come", name,
+                        rank, timeout.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", ")),
+            missing.front());
+      });
 }
 
 std::vector<int> Store::absent(const std::string& prefix, int count) {

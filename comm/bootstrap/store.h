@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,12 @@ class Store : public StoreLimits {
   /// Returns the values of prefix/0 ... prefix/(count-1) once all are present, else nullopt.
   std::optional<std::vector<std::string>> all(const std::string& prefix, int64_t count);
 
+  /// Sets prefix/index, and returns the values of prefix/0 ... prefix/(count-1) once all are present. Calls `poll`
+  /// between polls, and late(indices that are absent) after the deadline; both end the wait by an exception.
+  std::vector<std::string> collect(const std::string& prefix, int index, const std::string& value, int count,
+                                   std::chrono::steady_clock::time_point deadline,
+                                   const std::function<void()>& poll,
+                                   const std::function<void(const std::vector<int>& missing)>& late);
   /// Waits for the key. @throws CommError after `timeout`.
   std::string wait(const std::string& key, std::chrono::milliseconds timeout);
   /// Returns when all `size` ranks have called it; use a name once. @throws CommError after `timeout`, naming

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include <sherd/comm/abort_on_error.h>
-#include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/watch/abort_domain.h>
 
 #include "comm/integer_tensors.h"
 #include "comm/on_time.h"

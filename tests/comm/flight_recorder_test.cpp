@@ -3,9 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include <sherd/comm/core/detail/arrival_board.h>
-#include <sherd/comm/core/detail/flight_recorder.h>
-#include <sherd/comm/core/detail/reports.h>
+#include <sherd/comm/watch/arrival_board.h>
+#include <sherd/comm/watch/flight_recorder.h>
+#include <sherd/comm/watch/reports.h>
 #include <sherd/comm/launcher.h>
 
 #include "comm/integer_tensors.h"

@@ -11,7 +11,7 @@
 
 #include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
 #include <sherd/comm/mpi/detail/mpi_world.h>
-#include <sherd/comm/mpi/detail/pulse.h>
+#include <sherd/comm/watch/heartbeat.h>
 
 #include "comm/integer_tensors.h"
 
@@ -130,30 +130,30 @@ TEST(Recovery, IsRefusedOnEveryRank) {
   run_ranks(2, [](RankContext& c) { EXPECT_THROW(c.world->recover(), NotSupported); });
 }
 
-// The neighbour sends no more heartbeats; time in which the checking process was suspended does not count.
-TEST(SignsOfLife, EndWithTheLastOne) {
+// The successor sends no more heartbeats; time in which the checking process was suspended does not count.
+TEST(Heartbeat, EndsWithTheLastOne) {
   using std::chrono::seconds;
   const std::shared_ptr<Store> store = make_memory_store();
-  mpi::Pulse one(store, "alive", 0, 2, 10s), other(store, "alive", 1, 2, 10s);
-  const mpi::Pulse::Clock::time_point begin{};
+  comm::Heartbeat one(store, "alive", 0, 2, 10s), other(store, "alive", 1, 2, 10s);
+  const comm::Heartbeat::Clock::time_point begin{};
   int now = 0;
   for (; now < 30; ++now) {
-    EXPECT_EQ(one.look(begin + seconds(now)), std::nullopt) << now;
-    EXPECT_EQ(other.look(begin + seconds(now)), std::nullopt) << now;
+    EXPECT_EQ(one.check(begin + seconds(now)), std::nullopt) << now;
+    EXPECT_EQ(other.check(begin + seconds(now)), std::nullopt) << now;
   }
-  for (; now < 39; ++now) EXPECT_EQ(one.look(begin + seconds(now)), std::nullopt) << now;
+  for (; now < 39; ++now) EXPECT_EQ(one.check(begin + seconds(now)), std::nullopt) << now;
   now += 3600;  // stopped as a whole
-  EXPECT_EQ(one.look(begin + seconds(now)), std::nullopt);
-  EXPECT_GT(one.look(begin + seconds(now + 1)).value_or(0ms), 10s);
-  other.look(begin + seconds(now + 1));
-  EXPECT_EQ(one.look(begin + seconds(now + 2)), std::nullopt) << "goes on";
+  EXPECT_EQ(one.check(begin + seconds(now)), std::nullopt);
+  EXPECT_GT(one.check(begin + seconds(now + 1)).value_or(0ms), 10s);
+  other.check(begin + seconds(now + 1));
+  EXPECT_EQ(one.check(begin + seconds(now + 2)), std::nullopt) << "goes on";
 
-  mpi::Pulse alone(store, "alone", 0, 1, 10s);
-  for (int i = 0; i < 60; ++i) EXPECT_EQ(alone.look(begin + seconds(i)), std::nullopt);
+  comm::Heartbeat alone(store, "alone", 0, 1, 10s);
+  for (int i = 0; i < 60; ++i) EXPECT_EQ(alone.check(begin + seconds(i)), std::nullopt);
 }
 
 // A save's collectives wait for hours: a process suspended meanwhile is detected by its missing heartbeat.
-TEST(SignsOfLife, NameAProcessThatStandsStill) {
+TEST(Heartbeat, NamesASuspendedProcess) {
   if (processes() != 2) GTEST_SKIP() << "for two processes: it takes twelve seconds";
   LaunchOptions options;
   options.timeout = 2s;

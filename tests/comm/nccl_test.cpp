@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-#include <sherd/comm/nccl/detail/call_check.h>
+#include <sherd/comm/core/detail/call_bytes.h>
 
 #include "comm/nccl_runs.h"
 
@@ -274,16 +274,17 @@ TEST(NcclAgreement, CallsSurviveTheStoreAndDamagedOnesDoNot) {
                   .reduce = ReduceOp::min,
                   .send_counts = {4},
                   .recv_counts = {5, 6}};
-  const std::string bytes = nccl::encode(call);
-  const auto back = nccl::decode(bytes);
+  const std::string bytes = comm::encode(call);
+  const auto back = comm::decode_call(bytes);
   ASSERT_TRUE(back);
   EXPECT_EQ(describe(*back), describe(call));
-  EXPECT_EQ(nccl::encode(*back), bytes);
-  for (size_t n = 0; n < bytes.size(); ++n) EXPECT_FALSE(nccl::decode(bytes.substr(0, n)));
-  EXPECT_FALSE(nccl::decode(bytes + "x"));
+  EXPECT_EQ(comm::encode(*back), bytes);
+  for (size_t n = 0; n < bytes.size(); ++n) EXPECT_FALSE(comm::decode_call(bytes.substr(0, n)));
+  EXPECT_FALSE(comm::decode_call(bytes + "x"));
   std::string huge = bytes;
-  huge[6 * 8 + 7] = 0x70;  // a promise of 2^62 counts
-  EXPECT_FALSE(nccl::decode(huge));
+  const size_t counts = 3 * sizeof(int64_t) + sizeof(DType) + sizeof(int) + sizeof(ReduceOp);
+  huge[counts + 7] = 0x70;  // a promise of 2^62 counts
+  EXPECT_FALSE(comm::decode_call(huge));
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <thread>
 
-#include <sherd/comm/core/detail/flight_recorder.h>
+#include <sherd/comm/watch/flight_recorder.h>
 
 #include "comm/integer_tensors.h"
 #include "comm/on_time.h"

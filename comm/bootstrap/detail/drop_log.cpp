@@ -17,14 +17,14 @@ void DropLog::dropped(Kind kind, const std::string& host, const std::string& por
                       Time now) {
   look(now);
   if (strangers_.lines + refused_ranks_.lines == 0) begin_ = now;
-  Told& told = kind == Kind::stranger ? strangers_ : refused_ranks_;
-  if (told.lines < kLines) {
-    ++told.lines;
+  Counts& counts = kind == Kind::stranger ? strangers_ : refused_ranks_;
+  if (counts.lines < kLines) {
+    ++counts.lines;
     say(log_, fmt::format("store: dropped a connection from {} port {}: {}", host, port, why));
-  } else if (told.held.contains(host) || told.held.size() < kHosts) {
-    ++told.held[host];
+  } else if (counts.held.contains(host) || counts.held.size() < kHosts) {
+    ++counts.held[host];
   } else {
-    ++told.held_elsewhere;
+    ++counts.held_elsewhere;
   }
 }
 
@@ -33,17 +33,17 @@ void DropLog::look(Time now) {
 }
 
 void DropLog::flush() {
-  const auto tell = [&](Told& told, const char* who) {
+  const auto report = [&](Counts& counts, const char* who) {
     const auto line = [&](int64_t count, const std::string& where) {
       say(log_, fmt::format("store: dropped {} more connection{} from {}{}", count, count > 1 ? "s" : "",
                             where, who));
     };
-    for (const auto& [host, count] : told.held) line(count, host);
-    if (told.held_elsewhere > 0) line(told.held_elsewhere, "other addresses");
-    told = {};
+    for (const auto& [host, count] : counts.held) line(count, host);
+    if (counts.held_elsewhere > 0) line(counts.held_elsewhere, "other addresses");
+    counts = {};
   };
-  tell(strangers_, "");
-  tell(refused_ranks_, " that said which rank they are");
+  report(strangers_, "");
+  report(refused_ranks_, " that said which rank they are");
 }
 
 }  // namespace sherd

@@ -38,7 +38,7 @@ class DropLog {
 
  private:
   /// Lines and counts of one kind in the window.
-  struct Told {
+  struct Counts {
     int lines = 0;
     std::map<std::string, int64_t> held = {};
     int64_t held_elsewhere = 0;
@@ -47,7 +47,7 @@ class DropLog {
 
   const StoreLog log_;
   Time begin_{};
-  Told strangers_, refused_ranks_;
+  Counts strangers_, refused_ranks_;
 };
 
 }  // namespace sherd

@@ -46,6 +46,14 @@ std::string describe(const Call& c) {
   return s + end();
 }
 
+std::vector<int> split_group(const std::vector<SplitWish>& wishes, int color) {
+  std::vector<int> ranks;
+  for (size_t r = 0; r < wishes.size(); ++r)
+    if (wishes[r].color == color) ranks.push_back(static_cast<int>(r));
+  std::ranges::stable_sort(ranks, {}, [&](int r) { return wishes[static_cast<size_t>(r)].key; });
+  return ranks;
+}
+
 std::string split_text(int color, int key, const Purpose& purpose) {
   std::string text = fmt::format("split(color {}, key {})", color, key);
   if (purpose) text += fmt::format(" for {}", purpose.text());

@@ -30,6 +30,13 @@ const char* name_of(ReduceOp op);
 /// "reduce_scatter #4 (sum, f32, 16 elements, 64 bytes) for the gradients of unit 'blocks.1'"
 std::string describe(const Call& call);
 
+/// A rank's arguments of split().
+struct SplitWish {
+  int color = 0, key = 0;
+};
+/// Returns the indices of the wishes (by rank) for this color, ordered by (key, rank).
+std::vector<int> split_group(const std::vector<SplitWish>& wishes, int color);
+
 /// "split(color 0, key 1) for export_weights()"
 std::string split_text(int color, int key, const Purpose& purpose);
 

@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/backend/checked_communicator.h>
 #include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/comm/local/detail/local_group.h>
 
@@ -49,21 +49,13 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
                                   rank, std::move(device), std::move(counters)),
         group_(std::move(group)) {}
 
-  void abort(const std::string& cause) noexcept override {
-    try {
-      group_->domain().abort(world_rank(), fmt::format("rank {} failed: {}", world_rank(), cause));
-    } catch (const std::exception&) {
-      group_->domain().abort(world_rank(), cause);  // no memory for the longer text
-    }
-  }
-
-  void leave() noexcept override { group_->domain().leave(world_rank()); }
+  void leave() noexcept override { domain().leave(world_rank()); }
 
   std::vector<std::string> recover(milliseconds timeout) override {
     // The abort makes every pending wait of all ranks return. If a failure was declared before, it stays the
     // first.
-    group_->domain().abort(world_rank(),
-                           fmt::format("rank {} called recover() after an error of its own", world_rank()));
+    domain().abort(world_rank(),
+                   fmt::format("rank {} called recover() after an error of its own", world_rank()));
     // Every wait for a peer ends now, so the streams run dry.
     // Streams were reset: unreported failures of destroyed streams are collected, until none is left.
     StreamFailures failures = device().streams().reset();
@@ -77,43 +69,34 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
     }
     // A device that cannot work again ends the recovery of all ranks, with this text.
     const std::string& broken = failures.beyond_repair;
-    group_->recovery().meet(world_rank(),
-                            broken.empty() ? "" : fmt::format("rank {}, {}", world_rank(), broken),
-                            timeout.count() > 0 ? comm::bounded(timeout) : group_->timeout());
+    group_->world().recovery.meet(world_rank(),
+                                  broken.empty() ? "" : fmt::format("rank {}, {}", world_rank(), broken),
+                                  timeout.count() > 0 ? comm::bounded(timeout) : group_->timeout());
     // Ranks had issued different numbers of calls when they failed; their digests start equal again.
     reset_digest();
     return failures.texts;
   }
 
-  ArrivalTotals arrivals() const override { return group_->log().arrivals.totals(); }
+  ArrivalTotals arrivals() const override { return group_->world().arrivals.totals(); }
 
  private:
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     const char* const op = call.op;
-    // The token counts the call as queued until it runs. A call dropped by a failed stream stays counted:
-    // its rank may still report the failure.
-    const auto queued = std::make_shared<local::Presence::Queued>(LocalGroup::presence(group_), rank());
-    try {
-      stream.submit(op, [group = group_, queued, flights = recorder(), rank = rank(), verb,
-                         call = std::move(call), peer, &device = device()](ExecutionContext& c) {
-        queued->run();
-        flights->run(call.flight, [&] {
-          if (verb == Verb::send)
-            group->send(rank, peer, call, c);
-          else if (verb == Verb::recv)
-            group->recv(rank, peer, call, c, device);
-          else
-            group->collective(rank, call, move_of(verb), c, device);
-        });
-      });
-    } catch (...) {
-      // The token must not count a call that no stream holds.
-      queued->run();  // nothing was queued
-      throw;
-    }
+    comm::QueuedCalls::submit(LocalGroup::queued(group_), world_rank(), stream, op,
+                              [group = group_, flights = recorder(), rank = rank(), verb,
+                               call = std::move(call), peer, &device = device()](ExecutionContext& c) {
+                                flights->run(call.flight, [&] {
+                                  if (verb == Verb::send)
+                                    group->send(rank, peer, call, c);
+                                  else if (verb == Verb::recv)
+                                    group->recv(rank, peer, call, c, device);
+                                  else
+                                    group->collective(rank, call, move_of(verb), c, device);
+                                });
+                              });
   }
 
-  uint64_t epoch() const override { return group_->domain().epoch(); }
+  comm::AbortDomain& domain() override { return group_->world().watch.domain(); }
 
   std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
                                        std::shared_ptr<comm::CommCounters> counters,
@@ -144,21 +127,16 @@ std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std:
                         a->label(), b->label()));
   std::vector<int> ranks(devices.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  const auto domain = std::make_shared<comm::AbortDomain>();
-  const auto recovery = std::make_shared<local::Recovery>(domain, static_cast<int>(ranks.size()));
-  const auto log = std::make_shared<local::WorldLog>(static_cast<int>(ranks.size()));
-  for (const int r : ranks) {
-    const auto recorder = std::make_shared<comm::FlightRecorder>(flights, r, static_cast<int>(ranks.size()));
-    log->recorders.push_back(recorder);
-    // On the first failure every rank of the process writes its record.
-    domain->on_failure([recorder](const std::string& cause) { recorder->write(cause); });
-  }
-  const auto group = std::make_shared<LocalGroup>(domain, recovery, log, ranks, comm::bounded(timeout));
+  std::vector<std::shared_ptr<comm::FlightRecorder>> recorders;
+  for (const int r : ranks)
+    recorders.push_back(std::make_shared<comm::FlightRecorder>(flights, r, static_cast<int>(ranks.size())));
+  const auto group = std::make_shared<LocalGroup>(std::make_shared<local::LocalWorld>(recorders), ranks,
+                                                  comm::bounded(timeout));
   std::vector<std::shared_ptr<Communicator>> world;
-  for (int r : ranks)
+  for (const int r : ranks)
     world.push_back(std::make_shared<LocalCommunicator>(
         group, r, devices[static_cast<size_t>(r)],
-        std::make_shared<comm::CommCounters>(log->recorders[static_cast<size_t>(r)]),
+        std::make_shared<comm::CommCounters>(recorders[static_cast<size_t>(r)]),
         comm::CheckedCommunicator::kWorld));
   return world;
 }

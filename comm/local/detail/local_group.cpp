@@ -4,30 +4,24 @@
 
 #include <algorithm>
 #include <exception>
-#include <map>
-#include <tuple>
 
 #include <sherd/kernels/copy/copy.h>
 
 namespace sherd::local {
 
-LocalGroup::LocalGroup(std::shared_ptr<comm::AbortDomain> domain, std::shared_ptr<Recovery> recovery,
-                       std::shared_ptr<WorldLog> log, std::vector<int> world_ranks,
+LocalGroup::LocalGroup(std::shared_ptr<LocalWorld> world, std::vector<int> world_ranks,
                        std::chrono::milliseconds timeout)
-    : domain_(std::move(domain)),
-      recovery_(std::move(recovery)),
-      log_(std::move(log)),
+    : world_(std::move(world)),
       world_ranks_(std::move(world_ranks)),
-      point_(domain_->make_wait_point(timeout)),
-      presence_(*domain_, *point_, world_ranks_),
-      calls_(
-          *domain_, *point_, world_ranks_, [this](int rank) { return presence_.gone(rank); },
-          [this](int world_rank) { return log_->last_call(world_rank); }),
+      point_(domain().make_wait_point(timeout)),
+      queued_(domain(),
+              [this](int rank) {  // a rank that waits for one that has left checks again
+                if (domain().has_left(rank)) point_->wake();
+              }),
+      calls_(world_->watch, *point_, world_ranks_, [this](int rank) { return gone(rank); }),
       sends_(world_ranks_.size()),
       arrival_times_(world_ranks_.size()),
-      splits_(
-          *domain_, *point_, world_ranks_, [this](int rank) { return presence_.gone(rank); },
-          [this](int world_rank) { return log_->last_call(world_rank); }),
+      splits_(world_->watch, *point_, world_ranks_, [this](int rank) { return gone(rank); }),
       split_results_(world_ranks_.size()),
       mailboxes_(world_ranks_.size() * world_ranks_.size()) {
   for (auto& point : reached_) point.resize(world_ranks_.size());
@@ -101,7 +95,7 @@ void LocalGroup::count_arrivals() {
   std::transform(calls_.came().begin(), calls_.came().end(), arrival_times_.begin(), [](const auto& time) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
   });
-  log_->arrivals.add(world_ranks_, arrival_times_);
+  world_->arrivals.add(world_ranks_, arrival_times_);
 }
 
 std::string LocalGroup::place(int rank, const comm::Call& call, const char* preposition, int peer) const {
@@ -109,66 +103,76 @@ std::string LocalGroup::place(int rank, const comm::Call& call, const char* prep
                      world_rank(peer));
 }
 
-void LocalGroup::fail_message(std::unique_lock<std::mutex>& lock, comm::Wait outcome, int rank, int peer,
-                              const std::string& where, std::chrono::steady_clock::time_point since) {
-  if (outcome == comm::Wait::aborted) {
-    lock.unlock();
-    domain_->raise(where);
+/// A send or a receive that waits for its peer.
+class LocalGroup::Message final : public comm::PendingCall {
+ public:
+  Message(LocalGroup& group, Mailbox& box, int rank, int peer, bool sends, const comm::Call& call)
+      : group_(group),
+        box_(box),
+        rank_(rank),
+        peer_(peer),
+        sends_(sends),
+        call_(call),
+        where_(group.place(rank, call, sends ? "to" : "from", peer)) {}
+
+  const std::string& where() const { return where_; }
+  // A receiver that has taken the message completes it. A box that is done still belongs to the message before.
+  bool complete() override { return sends_ ? box_.taken : box_.posted && !box_.done; }
+  std::vector<int> missing(bool gone) override {
+    const int peer = group_.world_rank(peer_);
+    if (complete() || (gone && !group_.gone(peer))) return {};
+    return {peer};
   }
-  const std::vector<int> missing{world_rank(peer)};
-  const std::string last =
-      comm::last_calls_clause(missing, [this](int world_rank) { return log_->last_call(world_rank); });
-  const std::string waiting = comm::waiting_clause({{world_rank(rank), since}});
-  domain_->fail(lock, world_rank(peer), where,
-                outcome == comm::Wait::ready
-                    ? domain_->left_message(where, missing, last + waiting)
-                    : domain_->timeout_message(*point_, where, missing, waiting + last));
-}
+  Description describe() override {
+    return {group_.world_rank(rank_), where_, call_.purpose, {{group_.world_rank(rank_), since_}}};
+  }
+  void withdraw() override {
+    if (sends_) box_ = {};
+  }
+
+ private:
+  LocalGroup& group_;
+  Mailbox& box_;
+  const int rank_, peer_;
+  const bool sends_;
+  const comm::Call& call_;
+  const std::string where_;
+  const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+};
 
 void LocalGroup::send(int rank, int peer, const comm::Call& call, ExecutionContext& context) {
-  const std::string where = place(rank, call, "to", peer);
   Mailbox& box = mailbox(rank, peer);
+  Message message(*this, box, rank, peer, /*sends=*/true, call);
   std::shared_ptr<NativeEvent> ready = context.queue ? context.queue->record() : nullptr;
-  const auto since = std::chrono::steady_clock::now();
   std::unique_lock lock(point_->mutex);
-  if (domain_->aborted()) {
+  if (domain().aborted()) {
     lock.unlock();
-    domain_->raise(where);
+    domain().raise(message.where());
   }
   box.posted = &call;
   box.ready = std::move(ready);
   point_->changed.notify_all();
-  // A receiver that has taken the message is not gone.
-  const comm::Wait outcome = domain_->wait(*point_, lock, [&] { return box.done || presence_.gone(peer); });
-  if (box.taken) point_->changed.wait(lock, [&] { return box.done; });
-  const bool arrived = box.done;
+  world_->watch.await(*point_, lock, message);
+  point_->changed.wait(lock, [&] { return box.done; });
   const std::shared_ptr<NativeEvent> copied = box.copied;
   box = {};
-  if (arrived) {
-    lock.unlock();
-    if (copied) context.queue->wait(*copied);
-    context.keep(std::make_shared<comm::Call>(call));
-    return;
-  }
-  fail_message(lock, outcome, rank, peer, where, since);
+  lock.unlock();
+  if (copied) context.queue->wait(*copied);
+  context.keep(std::make_shared<comm::Call>(call));
 }
 
 void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionContext& context, Device& device) {
-  const std::string where = place(rank, call, "from", peer);
   Mailbox& box = mailbox(peer, rank);
-  const auto since = std::chrono::steady_clock::now();
+  Message message(*this, box, rank, peer, /*sends=*/false, call);
   std::unique_lock lock(point_->mutex);
-  if (domain_->aborted()) {
+  if (domain().aborted()) {
     lock.unlock();
-    domain_->raise(where);
+    domain().raise(message.where());
   }
-  // A box that is done still belongs to the sender of the message before.
-  const auto posted = [&] { return box.posted != nullptr && !box.done; };
-  const comm::Wait outcome = domain_->wait(*point_, lock, [&] { return posted() || presence_.gone(peer); });
-  if (outcome != comm::Wait::ready || !posted()) fail_message(lock, outcome, rank, peer, where, since);
+  world_->watch.await(*point_, lock, message);
   const comm::Call& sent = *box.posted;
-  if (const std::string reason = comm::message_disagreement(where, call, sent); !reason.empty())
-    domain_->fail(lock, -1, where, reason);
+  if (const std::string reason = comm::message_disagreement(message.where(), call, sent); !reason.empty())
+    domain().fail(lock, -1, message.where(), reason);
   box.taken = true;
   lock.unlock();
   // The sender waits from here on, whatever happens.
@@ -199,20 +203,18 @@ std::pair<std::shared_ptr<LocalGroup>, int> LocalGroup::split(int rank, const Sp
 }
 
 std::string LocalGroup::make_groups() {
-  std::map<int, std::vector<std::pair<int, int>>> members;  // color -> (key, rank)
+  std::vector<comm::SplitWish> wishes;
+  for (const SplitRequest* s : splits_.slots()) wishes.push_back({s->color, s->key});
   for (int r = 0; r < size(); ++r) {
-    const SplitRequest& s = *splits_.slots()[static_cast<size_t>(r)];
-    members[s.color].emplace_back(s.key, r);
-  }
-  for (auto& [color, ranks] : members) {
-    std::sort(ranks.begin(), ranks.end());
+    const std::vector<int> ranks = comm::split_group(wishes, wishes[static_cast<size_t>(r)].color);
+    if (r != ranks.front()) continue;  // the first of them makes the group
     std::vector<int> world;
-    for (auto [key, r] : ranks) world.push_back(world_rank(r));
-    const auto asked = splits_.slots()[static_cast<size_t>(ranks.front().second)]->timeout;
+    for (const int member : ranks) world.push_back(world_rank(member));
+    const auto asked = splits_.slots()[static_cast<size_t>(r)]->timeout;
     const auto timeout = asked.count() > 0 ? asked : point_->timeout;
-    const auto group = std::make_shared<LocalGroup>(domain_, recovery_, log_, std::move(world), timeout);
+    const auto group = std::make_shared<LocalGroup>(world_, std::move(world), timeout);
     for (size_t i = 0; i < ranks.size(); ++i)
-      split_results_[static_cast<size_t>(ranks[i].second)] = {group, static_cast<int>(i)};
+      split_results_[static_cast<size_t>(ranks[i])] = {group, static_cast<int>(i)};
   }
   return "";
 }

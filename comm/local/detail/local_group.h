@@ -8,9 +8,8 @@
 
 #include <sherd/comm/core/detail/call.h>
 #include <sherd/comm/local/detail/collectives.h>
-#include <sherd/comm/local/detail/presence.h>
-#include <sherd/comm/local/detail/recovery.h>
-#include <sherd/comm/local/detail/world_log.h>
+#include <sherd/comm/local/detail/local_world.h>
+#include <sherd/comm/watch/queued_calls.h>
 
 namespace sherd::local {
 
@@ -29,19 +28,17 @@ inline std::string describe(const SplitRequest& s) { return comm::split_text(s.c
 /// @throws CommError as Communicator says.
 class LocalGroup {
  public:
-  LocalGroup(std::shared_ptr<comm::AbortDomain> domain, std::shared_ptr<Recovery> recovery,
-             std::shared_ptr<WorldLog> log, std::vector<int> world_ranks, std::chrono::milliseconds timeout);
+  LocalGroup(std::shared_ptr<LocalWorld> world, std::vector<int> world_ranks,
+             std::chrono::milliseconds timeout);
 
   int size() const { return static_cast<int>(world_ranks_.size()); }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
-  comm::AbortDomain& domain() { return *domain_; }
-  Recovery& recovery() { return *recovery_; }
-  const WorldLog& log() const { return *log_; }
+  LocalWorld& world() { return *world_; }
   std::chrono::milliseconds timeout() const { return point_->timeout; }
-  /// Returns the count of queued calls by rank. Exists as long as its group.
-  static std::shared_ptr<Presence> presence(const std::shared_ptr<LocalGroup>& group) {
-    return {group, &group->presence_};
+  /// Returns the calls that are queued on the group. Exists as long as its group.
+  static std::shared_ptr<comm::QueuedCalls> queued(const std::shared_ptr<LocalGroup>& group) {
+    return {group, &group->queued_};
   }
 
   /// Runs a collective on the worker of the rank's stream; `context` is the stream's, `device` its device. With a
@@ -63,19 +60,18 @@ class LocalGroup {
   };
   Mailbox& mailbox(int from, int to) { return mailboxes_[static_cast<size_t>(from * size() + to)]; }
   std::string place(int rank, const comm::Call& call, const char* preposition, int peer) const;
-  /// Fails the launch for a message whose peer is late or has left.
-  [[noreturn]] void fail_message(std::unique_lock<std::mutex>& lock, comm::Wait outcome, int rank, int peer,
-                                 const std::string& where, std::chrono::steady_clock::time_point since);
-  /// Adds the arrival times of a collective to the world's log.
+  class Message;
+  /// Returns whether the world rank makes no more calls of the group. Call it with the wait point's mutex held.
+  bool gone(int world_rank) { return domain().has_left(world_rank) && queued_.none(world_rank); }
+  comm::AbortDomain& domain() { return world_->watch.domain(); }
+  /// Adds the arrival times of a collective to the world's board.
   void count_arrivals();
   std::string make_groups();
 
-  const std::shared_ptr<comm::AbortDomain> domain_;
-  const std::shared_ptr<Recovery> recovery_;
-  const std::shared_ptr<WorldLog> log_;
+  const std::shared_ptr<LocalWorld> world_;
   const std::vector<int> world_ranks_;
   const std::shared_ptr<comm::WaitPoint> point_;
-  Presence presence_;
+  comm::QueuedCalls queued_;
 
   Rendezvous<const comm::Call> calls_;
   std::vector<const void*> sends_;

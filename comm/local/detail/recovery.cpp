@@ -7,25 +7,23 @@
 
 namespace sherd::local {
 
-Recovery::Recovery(std::shared_ptr<comm::AbortDomain> domain, int ranks)
-    : domain_(std::move(domain)),
-      point_(domain_->make_wait_point({})),
-      here_(static_cast<size_t>(ranks), false) {}
+Recovery::Recovery(comm::AbortDomain& domain, int ranks)
+    : domain_(domain), point_(domain_.make_wait_point({})), here_(static_cast<size_t>(ranks), false) {}
 
 std::vector<int> Recovery::missing(bool left) const {
   std::vector<int> ranks;
   for (size_t r = 0; r < here_.size(); ++r)
-    if (!here_[r] && (!left || domain_->has_left(static_cast<int>(r)))) ranks.push_back(static_cast<int>(r));
+    if (!here_[r] && (!left || domain_.has_left(static_cast<int>(r)))) ranks.push_back(static_cast<int>(r));
   return ranks;
 }
 
-void Recovery::give_up(std::string reason) {
-  given_up_ = std::move(reason);
+void Recovery::refuse(std::string reason) {
+  refused_ = std::move(reason);
   point_->changed.notify_all();
 }
 
 void Recovery::raise(int world_rank) const {
-  const std::string text = fmt::format("recover() on rank {}: {}", world_rank, given_up_);
+  const std::string text = fmt::format("recover() on rank {}: {}", world_rank, refused_);
   if (impossible_) throw NotSupported(text);
   throw CommError(text);
 }
@@ -33,30 +31,30 @@ void Recovery::raise(int world_rank) const {
 void Recovery::meet(int world_rank, const std::string& obstacle, std::chrono::milliseconds timeout) {
   constexpr const char* kAdvice = "the launch cannot continue; end it and resume from the last checkpoint";
   std::unique_lock lock(point_->mutex);
-  if (given_up_.empty() && !obstacle.empty()) {
+  if (refused_.empty() && !obstacle.empty()) {
     impossible_ = true;
-    give_up(fmt::format("{}; {}", obstacle, kAdvice));
+    refuse(fmt::format("{}; {}", obstacle, kAdvice));
   }
-  if (!given_up_.empty()) raise(world_rank);
+  if (!refused_.empty()) raise(world_rank);
   here_[static_cast<size_t>(world_rank)] = true;
   if (missing(false).empty()) {
     std::fill(here_.begin(), here_.end(), false);
-    domain_->reset();
+    domain_.reset();
     ++meetings_;
     point_->changed.notify_all();
     return;
   }
   const auto met = [&, before = meetings_] { return meetings_ != before; };
-  const bool told = point_->changed.wait_until(lock, std::chrono::steady_clock::now() + timeout, [&] {
-    return met() || !given_up_.empty() || !missing(true).empty();
+  const bool ended = point_->changed.wait_until(lock, std::chrono::steady_clock::now() + timeout, [&] {
+    return met() || !refused_.empty() || !missing(true).empty();
   });
   if (met()) return;
-  if (given_up_.empty()) {
-    const std::vector<int> ranks = missing(told);
+  if (refused_.empty()) {
+    const std::vector<int> ranks = missing(ended);
     const bool several = ranks.size() > 1;
     const std::string who = fmt::format("rank{} {}", several ? "s" : "", fmt::join(ranks, ", "));
-    give_up(
-        told ? fmt::format("{} {} ended and will not call it; {}", who, several ? "have" : "has", kAdvice)
+    refuse(
+        ended ? fmt::format("{} {} ended and will not call it; {}", who, several ? "have" : "has", kAdvice)
              : fmt::format("waited {} ms for {}, which did not call it; {}", timeout.count(), who, kAdvice));
   }
   raise(world_rank);

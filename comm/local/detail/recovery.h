@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/watch/abort_domain.h>
 
 namespace sherd::local {
 
 /// Rendezvous of all ranks of a launch. Thread-safe. Its waits do not end by the abort that it clears.
 class Recovery {
  public:
-  /// `ranks`: size of the launch.
-  Recovery(std::shared_ptr<comm::AbortDomain> domain, int ranks);
+  /// `ranks`: size of the launch. The domain outlives this.
+  Recovery(comm::AbortDomain& domain, int ranks);
 
   /// Call it on a rank whose operations have all ended. The last rank to arrive clears the failure; then all
   /// return. `obstacle`: why this rank cannot continue, or "".
@@ -24,15 +24,15 @@ class Recovery {
  private:
   /// Returns the ranks that have not arrived; with `left`, only those that have left.
   std::vector<int> missing(bool left) const;
-  void give_up(std::string reason);
+  void refuse(std::string reason);
   [[noreturn]] void raise(int world_rank) const;
 
-  const std::shared_ptr<comm::AbortDomain> domain_;
+  comm::AbortDomain& domain_;
   const std::shared_ptr<comm::WaitPoint> point_;
   std::vector<bool> here_;
   uint64_t meetings_ = 0;
   bool impossible_ = false;  // for an obstacle
-  std::string given_up_;     // why, once it is
+  std::string refused_;      // why, once it is
 };
 
 }  // namespace sherd::local

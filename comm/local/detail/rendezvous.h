@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/core/detail/abort_domain.h>
-#include <sherd/comm/core/detail/reports.h>
+#include <sherd/comm/watch/watch.h>
 
 namespace sherd::local {
 
@@ -24,15 +23,13 @@ class Rendezvous {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// All outlive the rendezvous. `gone`: whether a rank makes no more calls; called under the lock. `last`: a
-  /// world rank's last call, for messages.
-  Rendezvous(comm::AbortDomain& domain, comm::WaitPoint& point, const std::vector<int>& world_ranks,
-             std::function<bool(int rank)> gone, std::function<std::string(int world_rank)> last)
-      : domain_(domain),
+  /// All outlive the rendezvous. `gone`: whether a world rank makes no more calls; called under the lock.
+  Rendezvous(comm::Watch& watch, comm::WaitPoint& point, const std::vector<int>& world_ranks,
+             std::function<bool(int world_rank)> gone)
+      : watch_(watch),
         point_(point),
         world_ranks_(world_ranks),
         gone_(std::move(gone)),
-        last_(std::move(last)),
         slots_(world_ranks.size()),
         came_(world_ranks.size()) {}
 
@@ -42,9 +39,9 @@ class Rendezvous {
   template <class Agree>
   void enter(int rank, Slot& slot, Agree agree) {
     std::unique_lock lock(point_.mutex);
-    if (domain_.aborted()) {
+    if (watch_.domain().aborted()) {
       lock.unlock();
-      domain_.raise(place(rank, slot));
+      watch_.domain().raise(place(rank, slot));
     }
     slots_[static_cast<size_t>(rank)] = &slot;
     came_[static_cast<size_t>(rank)] = Clock::now();
@@ -57,7 +54,7 @@ class Rendezvous {
       }
       if (!reason.empty()) {
         withdraw(rank);
-        domain_.fail(lock, -1, place(rank, slot), reason);
+        watch_.domain().fail(lock, -1, place(rank, slot), reason);
       }
       arrived_ = 0;
       inside_ = slots_.size();
@@ -65,41 +62,8 @@ class Rendezvous {
       point_.changed.notify_all();
       return;
     }
-    const auto before = meeting_;
-    std::vector<int> gone;
-    const auto somebody_is_gone = [&] {
-      gone = missing_ranks([&](size_t r) { return gone_(static_cast<int>(r)); });
-      return !gone.empty();
-    };
-    const auto notice = [&] {
-      const std::vector<int> missing = missing_ranks([](size_t) { return true; });
-      comm::notice_lone_call(slot.purpose, world_ranks_[static_cast<size_t>(rank)], place(rank, slot),
-                             missing, waiting(), point_.timeout, comm::last_calls_clause(missing, last_));
-    };
-    switch (domain_.wait(
-        point_, lock, [&] { return meeting_ != before || somebody_is_gone(); }, notice)) {
-      case comm::Wait::ready: {
-        if (meeting_ != before) return;
-        const std::string where = place(rank, slot);
-        const std::string cause = domain_.left_message(
-            where, gone, comm::last_calls_clause(gone, last_) + comm::waiting_clause(waiting()));
-        withdraw(rank);
-        domain_.fail(lock, gone.front(), where, cause);
-      }
-      case comm::Wait::aborted:
-        withdraw(rank);
-        lock.unlock();
-        domain_.raise(place(rank, slot));
-      case comm::Wait::timed_out: {
-        const std::vector<int> missing = missing_ranks([](size_t) { return true; });
-        const std::string where = place(rank, slot);
-        const std::string cause = domain_.timeout_message(
-            point_, where, missing,
-            comm::waiting_clause(waiting()) + comm::last_calls_clause(missing, last_));
-        withdraw(rank);
-        domain_.fail(lock, missing.front(), where, cause);
-      }
-    }
+    Arrival arrival(*this, rank, slot);
+    watch_.await(point_, lock, arrival);
   }
 
   /// Returns when all ranks inside have called it equally often. After the `last` one the slots are invalid.
@@ -123,33 +87,45 @@ class Rendezvous {
   const std::vector<Clock::time_point>& came() const { return came_; }
 
  private:
+  /// A rank that waits for the others.
+  class Arrival final : public comm::PendingCall {
+   public:
+    Arrival(Rendezvous& at, int rank, const Slot& slot) : at_(at), rank_(rank), slot_(slot) {}
+    bool complete() override { return at_.meeting_ != meeting_; }
+    std::vector<int> missing(bool gone) override {
+      std::vector<int> ranks;
+      for (size_t r = 0; r < at_.slots_.size(); ++r)
+        if (const int world = at_.world_ranks_[r]; !at_.slots_[r] && (!gone || at_.gone_(world)))
+          ranks.push_back(world);
+      return ranks;
+    }
+    Description describe() override {
+      Description d{at_.world_ranks_[static_cast<size_t>(rank_)], at_.place(rank_, slot_), slot_.purpose, {}};
+      for (size_t r = 0; r < at_.slots_.size(); ++r)
+        if (at_.slots_[r]) d.waiting.push_back({at_.world_ranks_[r], at_.came_[r]});
+      return d;
+    }
+    void withdraw() override { at_.withdraw(rank_); }
+
+   private:
+    Rendezvous& at_;
+    const int rank_;
+    const Slot& slot_;
+    const uint64_t meeting_ = at_.meeting_;
+  };
+
   void withdraw(int rank) {
     slots_[static_cast<size_t>(rank)] = nullptr;
     --arrived_;
-  }
-  /// World ranks of those that have not come and of which `which` is true.
-  template <class Which>
-  std::vector<int> missing_ranks(Which which) const {
-    std::vector<int> missing;
-    for (size_t r = 0; r < slots_.size(); ++r)
-      if (slots_[r] == nullptr && which(r)) missing.push_back(world_ranks_[r]);
-    return missing;
-  }
-  std::vector<comm::Waiting> waiting() const {
-    std::vector<comm::Waiting> ranks;
-    for (size_t r = 0; r < slots_.size(); ++r)
-      if (slots_[r]) ranks.push_back({world_ranks_[r], came_[r]});
-    return ranks;
   }
   std::string place(int rank, const Slot& slot) const {
     return describe(slot) + " on rank " + std::to_string(world_ranks_[static_cast<size_t>(rank)]);
   }
 
-  comm::AbortDomain& domain_;
+  comm::Watch& watch_;
   comm::WaitPoint& point_;
   const std::vector<int>& world_ranks_;
   const std::function<bool(int)> gone_;
-  const std::function<std::string(int)> last_;
   std::vector<Slot*> slots_;
   std::vector<Clock::time_point> came_;
   size_t arrived_ = 0, inside_ = 0;

@@ -1,7 +1,7 @@
 // Data movement of each call once its ranks have met. Private to comm/mpi.
 #pragma once
 
-#include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/backend/checked_communicator.h>
 #include <sherd/comm/mpi/detail/member.h>
 #include <sherd/kernels/device/stream.h>
 

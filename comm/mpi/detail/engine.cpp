@@ -23,7 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kLetterTag = 0;
+constexpr int kControlTag = 0;
 
 // Time between two polls of MPI while an operation is in flight. A poll costs about a microsecond: the
 // longest pause takes half a percent of a core, and adds to the latency of a call that has waited for long
@@ -34,7 +34,7 @@ constexpr std::chrono::microseconds kShortestPause{10}, kLongestPause{200};
 struct Incoming {
   std::string bytes;
   MPI_Request request = MPI_REQUEST_NULL;
-  bool is_letter = true;
+  bool is_control = true;
 };
 
 struct Order {
@@ -42,7 +42,7 @@ struct Order {
   std::shared_ptr<Batch> batch;  // of the transfers, or of a reduction in `group`
   std::shared_ptr<ProcessGroup> group;
   Reduction reduction;
-  std::shared_ptr<std::string> letter;  // or a control message to `process`
+  std::shared_ptr<std::string> message;  // or a control message to `process`
   int process = 0;
   bool abandon = false;  // the batch
 };
@@ -95,7 +95,7 @@ class Engine::Impl {
     {
       std::lock_guard lock(mutex_);
       closing_ = true;
-      give_up_ = Clock::now() + patience;
+      end_at_ = Clock::now() + patience;
       together_ = together;
     }
     changed_.notify_all();
@@ -162,24 +162,24 @@ class Engine::Impl {
         std::unique_lock lock(mutex_);
         // Without pending requests the thread sleeps for a whole poll interval; otherwise it polls with
         // growing pauses.
-        const auto told = [&] { return !orders_.empty() || (closing_ && requests_.empty()); };
+        const auto woken = [&] { return !orders_.empty() || (closing_ && requests_.empty()); };
         if (requests_.empty() && incoming_.empty() && attention_ == 0 && !draining_.load()) {
-          changed_.wait_for(lock, options_.poll, [&] { return told() || closing_ || attention_ > 0; });
+          changed_.wait_for(lock, options_.poll, [&] { return woken() || closing_ || attention_ > 0; });
         } else if (!moved_) {
-          changed_.wait_for(lock, pause, told);
+          changed_.wait_for(lock, pause, woken);
           pause = std::min(2 * pause, kLongestPause);
         }
         // Orders are taken in one swap, so that callers never wait for MPI.
         orders.swap(orders_);
         const bool nothing = orders.empty() && requests_.empty() && incoming_.empty();
-        if (closing_ && (nothing || Clock::now() > give_up_)) {
+        if (closing_ && (nothing || Clock::now() > end_at_)) {
           ended_well_ = nothing;
           break;
         }
       }
       moved_ = !orders.empty();
       for (Order& o : orders) attempt([&] { carry_out(o); });
-      attempt([&] { take_letters(); });
+      attempt([&] { take_messages(); });
       attempt([&] { moved_ = requests_.test() || moved_; });
       if (moved_) pause = kShortestPause;
     }
@@ -200,11 +200,11 @@ class Engine::Impl {
   void carry_out(Order& o) {
     if (o.abandon) return requests_.cancel(o.batch);
     MPI_Request request = MPI_REQUEST_NULL;
-    if (o.letter) {
-      check_mpi(MPI_Isend(o.letter->data(), static_cast<int>(o.letter->size()), MPI_BYTE, o.process,
-                          kLetterTag, comm_, &request),
+    if (o.message) {
+      check_mpi(MPI_Isend(o.message->data(), static_cast<int>(o.message->size()), MPI_BYTE, o.process,
+                          kControlTag, comm_, &request),
                 "MPI_Isend");
-      return requests_.add(request, {.letter = o.letter, .process = o.process});
+      return requests_.add(request, {.message = o.message, .process = o.process});
     }
     if (o.group) {  // the request of a collective cannot be cancelled: it is not a receive
       requests_.add(o.group->start(o.reduction), {.batch = o.batch, .process = process});
@@ -227,13 +227,13 @@ class Engine::Impl {
     Batch::end_one(o.batch);  // releases the count that the order itself held
   }
 
-  void take_letters() {
+  void take_messages() {
     for (;;) {
       int found = 0;
       MPI_Message message = MPI_MESSAGE_NULL;
       MPI_Status status;
       // While draining, data messages are received and dropped, too, so that their senders complete.
-      check_mpi(MPI_Improbe(MPI_ANY_SOURCE, draining_.load() ? MPI_ANY_TAG : kLetterTag, comm_, &found,
+      check_mpi(MPI_Improbe(MPI_ANY_SOURCE, draining_.load() ? MPI_ANY_TAG : kControlTag, comm_, &found,
                             &message, &status),
                 "MPI_Improbe");
       if (!found) break;
@@ -241,7 +241,7 @@ class Engine::Impl {
       check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
       Incoming& in = incoming_.emplace_back();
       in.bytes.resize(static_cast<size_t>(count));
-      in.is_letter = status.MPI_TAG == kLetterTag;
+      in.is_control = status.MPI_TAG == kControlTag;
       check_mpi(MPI_Imrecv(in.bytes.data(), count, MPI_BYTE, &message, &in.request), "MPI_Imrecv");
     }
     while (!incoming_.empty()) {  // in the order of arrival
@@ -251,7 +251,7 @@ class Engine::Impl {
       const Incoming in = std::move(incoming_.front());
       incoming_.pop_front();
       moved_ = true;
-      if (in.is_letter) handlers_.letter(in.bytes);
+      if (in.is_control) handlers_.message(in.bytes);
     }
   }
 
@@ -280,43 +280,19 @@ class Engine::Impl {
   std::vector<std::shared_ptr<ProcessGroup>> groups_;
   int attention_ = 0;
   bool ready_ = false, closing_ = false, together_ = false;
-  Clock::time_point give_up_{};
+  Clock::time_point end_at_{};
   std::atomic<bool> draining_{false};
 
   // The thread's own.
   MPI_Comm comm_ = MPI_COMM_NULL;
   Requests requests_{handlers_.failed};
   std::deque<Incoming> incoming_;
-  bool moved_ = false;  // in the last look
+  bool moved_ = false;  // in the last poll
   bool ended_well_ = false;
   std::exception_ptr failure_;
 
   std::thread thread_;  // last: it uses all of these
 };
-
-void Batch::count(int process, bool sends, int change) {
-  const std::lock_guard lock(mutex_);
-  Open& open = by_process_[process];
-  (sends ? open.sends : open.receives) += change;
-}
-
-void Batch::end_one(const std::shared_ptr<Batch>& batch) {
-  // The last one releases the kept buffers before it reports completion.
-  if (batch->open_.load() == 1) batch->keep_.reset();
-  const std::function<void()> on_done = batch->on_done_;
-  if (batch->open_.fetch_sub(1, std::memory_order_acq_rel) == 1 && on_done) on_done();
-}
-
-std::vector<int> Batch::late() const {
-  const std::lock_guard lock(mutex_);
-  if (!everybody_.empty()) return done() ? std::vector<int>() : everybody_;
-  std::vector<int> receives, sends;
-  for (const auto& [process, open] : by_process_) {
-    if (open.receives > 0) receives.push_back(process);
-    if (open.sends > 0) sends.push_back(process);
-  }
-  return receives.empty() ? sends : receives;
-}
 
 Engine::Engine(const MpiOptions& options, Handlers handlers)
     : impl_(std::make_unique<Impl>(options, std::move(handlers))) {}
@@ -326,8 +302,8 @@ int Engine::process() const { return impl_->process; }
 int Engine::processes() const { return impl_->processes; }
 int Engine::tag_limit() const { return impl_->tag_limit; }
 
-void Engine::write(int process, std::string letter) {
-  impl_->order({.letter = std::make_shared<std::string>(std::move(letter)), .process = process});
+void Engine::write(int process, std::string message) {
+  impl_->order({.message = std::make_shared<std::string>(std::move(message)), .process = process});
 }
 
 std::shared_ptr<Batch> Engine::start(const std::vector<Transfer>& transfers, std::shared_ptr<const void> keep,

@@ -4,17 +4,15 @@
 // other threads, and no lock is held inside MPI while others wait. None of its calls blocks.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <sherd/comm/mpi/detail/batch.h>
 #include <sherd/comm/mpi/mpi_options.h>
 
 namespace sherd::mpi {
@@ -31,37 +29,6 @@ struct Transfer {
   int tag = 0;
 };
 
-/// Transfers that are waited for together. Thread-safe.
-class Batch {
- public:
-  /// Returns whether all have ended: the caller may use the memory again.
-  bool done() const { return open_.load(std::memory_order_acquire) == 0; }
-  /// Returns whether a transfer ended in an error of MPI: its data is missing. Valid when done().
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
-  /// Returns the processes whose data has not come yet or, when all has, to which data is not sent yet;
-  /// ascending.
-  std::vector<int> late() const;
-
- private:
-  friend class Engine;
-  friend class Requests;
-  struct Open {
-    int64_t receives = 0, sends = 0;
-  };
-  /// Changes the number of transfers that are open with a process.
-  void count(int process, bool sends, int change);
-  /// Ends one transfer, or the order that started them; the last one ends the batch.
-  static void end_one(const std::shared_ptr<Batch>& batch);
-
-  mutable std::mutex mutex_;
-  std::map<int, Open> by_process_;  // under it
-  std::vector<int> everybody_;      // of a reduction: MPI does not name the ranks that it waits for
-  std::atomic<int64_t> open_{0};
-  std::atomic<bool> failed_{false};
-  std::function<void()> on_done_;
-  std::shared_ptr<const void> keep_;
-};
-
 /// The MPI thread and its queue of orders. Thread-safe.
 class Engine {
  public:
@@ -71,7 +38,7 @@ class Engine {
   /// Called on the engine's thread.
   struct Handlers {
     /// Receives a control message; those of one process in the order in which they were sent.
-    std::function<void(std::string letter)> letter;
+    std::function<void(std::string message)> message;
     /// Receives an error of MPI.
     std::function<void(const std::string& cause)> failed;
     /// Called at every poll while the others have not come yet; the constructor rethrows its exceptions.
@@ -92,7 +59,7 @@ class Engine {
   int tag_limit() const;
 
   /// Sends a control message, which the receiver's handler gets; this process may write to itself.
-  void write(int process, std::string letter);
+  void write(int process, std::string message);
   /// Starts transfers. `keep` is held until all have ended, whatever happens to the caller. `on_done` is
   /// called then, on the engine's thread.
   std::shared_ptr<Batch> start(const std::vector<Transfer>& transfers, std::shared_ptr<const void> keep,

@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kAfterFailure{2};
 constexpr std::chrono::seconds kCauseTime{10};
 
 /// Returns the receiver's index of the call that a control message refers to.
-CallNumber number_of(const Letter& l) {
+CallNumber number_of(const ControlMessage& l) {
   switch (l.lane) {
     case Lane::send:
       return {Lane::receive, l.from, l.sequence};
@@ -49,7 +49,7 @@ Member::Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device,
   if (session_->options().library_order && size() > 1) {
     std::vector<int> processes;
     // MPI's own reductions need an MPI communicator for the group.
-    for (const int r : world_ranks_) processes.push_back(session_->process_of(r));
+    for (int r = 0; r < size(); ++r) processes.push_back(process_of(r));
     group_ = session_->engine().make_group(processes, id_, timeout, name_);
   }
   session_->enter(id_, rank_, *this);
@@ -61,74 +61,37 @@ std::string Member::place(const std::string& what) const {
   return fmt::format("{} on rank {}", what, world_rank());
 }
 
-void Member::deliver(Letter letter) {
-  const CallNumber number = number_of(letter);
-  letter.came = std::chrono::steady_clock::now();
-  if (letter.kind == Letter::Kind::call) {
-    if (letter.lane == Lane::split) letter.call = {.op = "split", .sequence = letter.sequence};
-    session_->heard(world_ranks_[static_cast<size_t>(letter.from)], name_, letter.call);
+void Member::deliver(ControlMessage message) {
+  const CallNumber number = number_of(message);
+  message.came = std::chrono::steady_clock::now();
+  if (message.kind == ControlMessage::Kind::call) {
+    if (message.lane == Lane::split) message.call = {.op = "split", .sequence = message.sequence};
+    session_->watch().received(world_rank(message.from), name_, message.call);
   }
   std::lock_guard lock(point_->mutex);
   if (number.sequence <= over_[{number.lane, number.peer}]) return;  // of a call that this rank has abandoned
-  Arrivals& arrivals = arrivals_[number];
-  if (letter.kind == Letter::Kind::withdraw)
-    arrivals.withdrawn.push_back(letter.from);
+  Meeting::Arrivals& arrivals = arrivals_[number];
+  if (message.kind == ControlMessage::Kind::withdraw)
+    arrivals.withdrawn.push_back(message.from);
   else
-    arrivals.letters[letter.from] = std::move(letter);
+    arrivals.messages[message.from] = std::move(message);
   // The meeting of this call waits for it.
   point_->changed.notify_all();
-}
-
-std::vector<int> Member::missing(const Meeting& meeting, bool left) {
-  const auto& letters = arrivals_[meeting.number_].letters;
-  std::vector<int> ranks;
-  for (const int p : meeting.peers_) {
-    const int world = world_ranks_[static_cast<size_t>(p)];
-    if (!letters.contains(p) && (!left || session_->domain().has_left(world))) ranks.push_back(world);
-  }
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
-}
-
-std::vector<comm::Waiting> Member::waiting(const Meeting& meeting) {
-  std::vector<comm::Waiting> ranks{{world_rank(), meeting.since_}};
-  for (const auto& [rank, letter] : arrivals_[meeting.number_].letters)
-    ranks.push_back({world_ranks_[static_cast<size_t>(rank)], letter.came});
-  return ranks;
-}
-
-std::string Member::last_calls(const std::vector<int>& world_ranks) const {
-  return comm::last_calls_clause(world_ranks, [this](int rank) { return session_->last_call(rank); });
 }
 
 void Member::count_arrivals(const Meeting& meeting) {
   // Waiting times of the previous call: its ranks leave it together, so a longer wait is an earlier arrival.
   std::vector<int64_t> times(world_ranks_.size(), -waited_ns_);
-  for (const auto& [rank, letter] : meeting.letters_) times[static_cast<size_t>(rank)] = -letter.waited_ns;
+  for (const auto& [rank, message] : meeting.messages_) times[static_cast<size_t>(rank)] = -message.waited_ns;
   arrivals_seen_->add(world_ranks_, times);
 }
 
 std::vector<int> Member::ranks_of(const Meeting& meeting, const std::vector<int>& processes) const {
   std::vector<int> ranks;
-  for (const int p : meeting.peers_) {
-    const int world = world_ranks_[static_cast<size_t>(p)];
-    if (std::ranges::find(processes, session_->process_of(world)) != processes.end()) ranks.push_back(world);
-  }
+  for (const int p : meeting.peers_)
+    if (std::ranges::find(processes, process_of(p)) != processes.end()) ranks.push_back(world_rank(p));
   std::sort(ranks.begin(), ranks.end());
   return ranks;
-}
-
-void Member::withdraw(const Meeting& meeting) {
-  Letter letter{.kind = Letter::Kind::withdraw,
-                .group = id_,
-                .from = rank_,
-                .lane = meeting.number_.lane,
-                .sequence = meeting.number_.sequence};
-  // Notifies every peer, so that none waits for this rank in vain.
-  for (const int p : meeting.peers_) {
-    letter.to = p;
-    session_->engine().write(session_->process_of(world_ranks_[static_cast<size_t>(p)]), encode(letter));
-  }
 }
 
 void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& where, int withdrawn) {
@@ -136,7 +99,7 @@ void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& 
   comm::AbortDomain& domain = session_->domain();
   point_->changed.wait_until(lock, std::chrono::steady_clock::now() + kCauseTime,
                              [&] { return domain.aborted(); });
-  const int world = world_ranks_[static_cast<size_t>(withdrawn)];
+  const int world = world_rank(withdrawn);
   if (!domain.aborted())
     domain.fail(lock, world, where,
                 fmt::format("{}: rank {} aborted it without reporting a cause", where, world));
@@ -144,83 +107,47 @@ void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& 
   domain.raise(where);
 }
 
-std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int> peers, Letter mine,
+std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int> peers, ControlMessage mine,
                                               std::string where, const Purpose& purpose) {
   comm::AbortDomain& domain = session_->domain();
   if (domain.aborted()) domain.raise(where);
-  auto meeting = std::make_unique<Meeting>(*this, number, std::move(peers), where);
+  auto meeting = std::make_unique<Meeting>(*this, number, std::move(peers), where, purpose);
   // Tags of data messages are drawn from the session, so that consecutive calls do not mix.
   meeting->tags_ = session_->take_tags(size());
-  mine.kind = Letter::Kind::call;
-  mine.group = id_;
-  mine.from = rank_;
-  mine.lane = number.lane;
-  mine.sequence = number.sequence;
   // Each rank sends its call to all others. When all have arrived, each rank can compare them on its own.
-  for (const int p : meeting->peers_) {
-    mine.to = p;
-    mine.tag = meeting->tags_ + p;
-    session_->engine().write(session_->process_of(world_ranks_[static_cast<size_t>(p)]), encode(mine));
-  }
+  meeting->write(std::move(mine));
 
   const Engine::Attention attention(session_->engine());
   std::unique_lock lock(point_->mutex);
-  Arrivals& arrivals = arrivals_[number];
-  const auto all = [&] { return arrivals.letters.size() == meeting->peers_.size(); };
-  std::vector<int> gone;
-  const auto ready = [&] {
-    if (all() || !arrivals.withdrawn.empty()) return true;
-    // A rank that has left can never arrive: fail at once, without waiting for the timeout.
-    gone = missing(*meeting, true);
-    return !gone.empty();
-  };
-  const auto notice = [&] {
-    const std::vector<int> late = missing(*meeting, false);
-    comm::notice_lone_call(purpose, world_rank(), where, late, waiting(*meeting), point_->timeout,
-                           last_calls(late));
-  };
-  switch (domain.wait(*point_, lock, ready, notice)) {
-    case comm::Wait::ready:
-      if (!arrivals.withdrawn.empty()) {
-        withdraw(*meeting);
-        raise_cause(lock, where, arrivals.withdrawn.front());
-      }
-      if (all()) break;
-      withdraw(*meeting);
-      domain.fail(lock, gone.front(), where,
-                  comm::AbortDomain::left_message(
-                      where, gone, last_calls(gone) + comm::waiting_clause(waiting(*meeting))));
-    case comm::Wait::aborted:
-      withdraw(*meeting);
-      lock.unlock();
-      domain.raise(where);
-    case comm::Wait::timed_out: {
-      const std::vector<int> late = missing(*meeting, false);
-      withdraw(*meeting);
-      domain.fail(lock, late.front(), where,
-                  comm::AbortDomain::timeout_message(
-                      *point_, where, late, comm::waiting_clause(waiting(*meeting)) + last_calls(late)));
-    }
+  session_->watch().await(*point_, lock, *meeting);
+  Meeting::Arrivals& arrivals = meeting->arrivals();
+  if (!arrivals.withdrawn.empty()) {
+    meeting->withdraw();
+    raise_cause(lock, where, arrivals.withdrawn.front());
   }
-  meeting->letters_ = std::move(arrivals.letters);
-  arrivals.letters.clear();
+  meeting->messages_ = std::move(arrivals.messages);
+  arrivals.messages.clear();
   return meeting;
 }
 
-std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
-  std::vector<int> peers;
+std::vector<int> Member::others() const {
+  std::vector<int> ranks;
   // Ranks start with different peers, which spreads the messages.
-  for (int step = 1; step < size(); ++step) peers.push_back((rank_ + step) % size());
+  for (int step = 1; step < size(); ++step) ranks.push_back((rank_ + step) % size());
+  return ranks;
+}
+
+std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
   // Tensors stay local; the other ranks compare the description of the call only.
   comm::Call plain = call;
   plain.send = plain.recv = {};
   const std::string where = place(describe(call));
-  auto meeting = meet({Lane::collective, -1, call.sequence}, std::move(peers),
+  auto meeting = meet({Lane::collective, -1, call.sequence}, others(),
                       {.call = std::move(plain), .waited_ns = waited_ns_}, where, call.purpose);
   const auto waited = std::chrono::steady_clock::now() - meeting->since_;
   // A missing entry is this rank's own call.
   std::vector<const comm::Call*> calls(static_cast<size_t>(size()), &call);
-  for (const auto& [rank, letter] : meeting->letters_) calls[static_cast<size_t>(rank)] = &letter.call;
+  for (const auto& [rank, message] : meeting->messages_) calls[static_cast<size_t>(rank)] = &message.call;
   if (const std::string reason = comm::disagreement(calls, world_ranks_); !reason.empty())
     session_->domain().fail(-1, where, reason);
   // The first call has no previous one with waiting times.
@@ -232,11 +159,11 @@ std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
 std::unique_ptr<Member::Meeting> Member::meet_peer(const comm::Call& call, bool sends, int peer) {
   comm::Call plain = call;
   plain.send = plain.recv = {};
-  const std::string where = fmt::format("{} {} rank {}", place(describe(call)), sends ? "to" : "from",
-                                        world_ranks_[static_cast<size_t>(peer)]);
+  const std::string where =
+      fmt::format("{} {} rank {}", place(describe(call)), sends ? "to" : "from", world_rank(peer));
   auto meeting = meet({sends ? Lane::send : Lane::receive, peer, call.sequence}, {peer},
                       {.call = std::move(plain)}, where, call.purpose);
-  if (const std::string reason = comm::message_disagreement(where, call, meeting->letters_.at(peer).call);
+  if (const std::string reason = comm::message_disagreement(where, call, meeting->messages_.at(peer).call);
       !reason.empty())
     session_->domain().fail(-1, where, reason);
   return meeting;
@@ -257,28 +184,27 @@ std::shared_ptr<char> Member::scratch(int64_t bytes) {
 
 std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout, const Purpose& purpose) {
   const int64_t sequence = ++splits_;
-  std::vector<int> peers;
-  for (int step = 1; step < size(); ++step) peers.push_back((rank_ + step) % size());
-  const auto meeting = meet({Lane::split, -1, sequence}, std::move(peers), {.color = color, .key = key},
+  const auto meeting = meet({Lane::split, -1, sequence}, others(), {.color = color, .key = key},
                             place(comm::split_text(color, key, purpose)), purpose);
-  std::vector<std::pair<int, int>> members{{key, rank_}};  // key, rank
-  for (const auto& [rank, letter] : meeting->letters_)
-    if (letter.color == color) members.emplace_back(letter.key, rank);
-  // The new group is ordered by (key, rank).
-  std::sort(members.begin(), members.end());
+  std::vector<comm::SplitWish> wishes(world_ranks_.size(), {color, key});
+  for (const auto& [rank, message] : meeting->messages_)
+    wishes[static_cast<size_t>(rank)] = {message.color, message.key};
+  const std::vector<int> ranks = comm::split_group(wishes, color);
   std::vector<int> world_ranks;
-  int new_rank = 0;
-  for (const auto& [its_key, rank] : members) {
-    if (rank == rank_) new_rank = static_cast<int>(world_ranks.size());
-    world_ranks.push_back(world_ranks_[static_cast<size_t>(rank)]);
-  }
+  for (const int r : ranks) world_ranks.push_back(world_rank(r));
+  const int new_rank = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
   return std::make_shared<Member>(session_, device_, arrivals_seen_,
                                   fmt::format("{}/{}.{}", name_, sequence, color), std::move(world_ranks),
                                   new_rank, timeout.count() > 0 ? timeout : point_->timeout);
 }
 
-Member::Meeting::Meeting(Member& member, CallNumber number, std::vector<int> peers, std::string where)
-    : member_(member), number_(number), peers_(std::move(peers)), where_(std::move(where)) {}
+Member::Meeting::Meeting(Member& member, CallNumber number, std::vector<int> peers, std::string where,
+                         const Purpose& purpose)
+    : member_(member),
+      number_(number),
+      peers_(std::move(peers)),
+      where_(std::move(where)),
+      purpose_(purpose) {}
 
 Member::Meeting::~Meeting() {
   for (const auto& batch : started_)
@@ -288,17 +214,53 @@ Member::Meeting::~Meeting() {
   member_.over_[{number_.lane, number_.peer}] = number_.sequence;
 }
 
+bool Member::Meeting::complete() {
+  return arrivals().messages.size() == peers_.size() || !arrivals().withdrawn.empty();
+}
+
+std::vector<int> Member::Meeting::missing(bool gone) {
+  std::vector<int> ranks;
+  for (const int p : peers_) {
+    const int world = member_.world_rank(p);
+    if (!arrivals().messages.contains(p) && (!gone || member_.session_->domain().has_left(world)))
+      ranks.push_back(world);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+comm::PendingCall::Description Member::Meeting::describe() {
+  Description d{member_.world_rank(), where_, purpose_, {{member_.world_rank(), since_}}};
+  for (const auto& [rank, message] : arrivals().messages)
+    d.waiting.push_back({member_.world_rank(rank), message.came});
+  return d;
+}
+
+void Member::Meeting::withdraw() { write({.kind = ControlMessage::Kind::withdraw}); }
+
+void Member::Meeting::write(ControlMessage message) {
+  message.group = member_.id_;
+  message.from = member_.rank_;
+  message.lane = number_.lane;
+  message.sequence = number_.sequence;
+  for (const int p : peers_) {
+    message.to = p;
+    message.tag = tags_ + p;
+    member_.session_->engine().write(member_.process_of(p), encode(message));
+  }
+}
+
 std::shared_ptr<Batch> Member::Meeting::start(const std::vector<Piece>& sends,
                                               const std::vector<Piece>& recvs,
                                               std::shared_ptr<const void> keep) {
   std::vector<Transfer> transfers;
   for (const int p : peers_) {
     const auto at = static_cast<size_t>(p);
-    const int process = member_.session_->process_of(member_.world_ranks_[at]);
+    const int process = member_.process_of(p);
     if (recvs[at].bytes > 0)
       transfers.push_back({false, recvs[at].data, recvs[at].bytes, process, tags_ + p});
     if (sends[at].bytes > 0)
-      transfers.push_back({true, sends[at].data, sends[at].bytes, process, letters_.at(p).tag});
+      transfers.push_back({true, sends[at].data, sends[at].bytes, process, messages_.at(p).tag});
   }
   if (transfers.empty()) return nullptr;
   return started(member_.session_->engine().start(transfers, std::move(keep), on_done()));
@@ -306,8 +268,7 @@ std::shared_ptr<Batch> Member::Meeting::start(const std::vector<Piece>& sends,
 
 std::shared_ptr<Batch> Member::Meeting::start(const Reduction& reduction, std::shared_ptr<const void> keep) {
   std::vector<int> processes;
-  for (const int p : peers_)
-    processes.push_back(member_.session_->process_of(member_.world_ranks_[static_cast<size_t>(p)]));
+  for (const int p : peers_) processes.push_back(member_.process_of(p));
   return started(member_.session_->engine().start(member_.group_, reduction, std::move(processes),
                                                   std::move(keep), on_done()));
 }
@@ -317,10 +278,7 @@ std::shared_ptr<Batch> Member::Meeting::started(std::shared_ptr<Batch> batch) {
 }
 
 std::function<void()> Member::Meeting::on_done() const {
-  return [point = member_.point_] {
-    { std::lock_guard lock(point->mutex); }
-    point->changed.notify_all();
-  };
+  return [point = member_.point_] { point->wake(); };
 }
 
 void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
@@ -328,7 +286,7 @@ void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
   comm::AbortDomain& domain = member_.session_->domain();
   comm::WaitPoint& point = *member_.point_;
   std::unique_lock lock(point.mutex);
-  const std::vector<int>& withdrawn = member_.arrivals_[number_].withdrawn;
+  const std::vector<int>& withdrawn = arrivals().withdrawn;
   // All have arrived. They move their data even when the launch fails meanwhile, so that no rank holds half
   // of it, unless a rank withdraws: one that received the failure before the call of the last to arrive.
   const auto over = [&] { return batch->done() || !withdrawn.empty(); };
@@ -342,7 +300,7 @@ void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
     lock.unlock();
     domain.raise(where_);
   }
-  member_.withdraw(*this);
+  withdraw();
   if (!withdrawn.empty()) member_.raise_cause(lock, where_, withdrawn.front());
   if (!domain.aborted()) {
     const std::vector<int> late = member_.ranks_of(*this, batch->late());

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/comm/core/detail/arrival_board.h>
-#include <sherd/comm/core/detail/reports.h>
 #include <sherd/comm/mpi/detail/process_group.h>
 #include <sherd/comm/mpi/detail/session.h>
+#include <sherd/comm/watch/arrival_board.h>
+#include <sherd/comm/watch/watch.h>
 #include <sherd/kernels/device/device.h>
 
 namespace sherd::mpi {
@@ -43,7 +43,8 @@ class Member final : public Recipient {
   const std::shared_ptr<Device>& shared_device() const { return device_; }
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(world_ranks_.size()); }
-  int world_rank() const { return world_ranks_[static_cast<size_t>(rank_)]; }
+  int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
+  int world_rank() const { return world_rank(rank_); }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   const comm::ArrivalBoard& arrivals() const { return *arrivals_seen_; }
   /// Null unless MpiOptions::library_order.
@@ -51,16 +52,16 @@ class Member final : public Recipient {
 
   /// A call that all its ranks have reached. It is used by the thread that met for it, and destroyed before
   /// the member. No rank leaves it before its end unless it has lost the connection or withdraws.
-  class Meeting {
+  class Meeting final : comm::PendingCall {
    public:
-    Meeting(Member& member, CallNumber number, std::vector<int> peers, std::string where);
+    Meeting(Member& member, CallNumber number, std::vector<int> peers, std::string where,
+            const Purpose& purpose);
     ~Meeting();
     Meeting(const Meeting&) = delete;
     Meeting& operator=(const Meeting&) = delete;
 
     /// Starts the transfers: sends[r] to rank r, recvs[r] from there; empty pieces and a rank's own are not
-    /// sent.
-    /// Transfers of one meeting match in order. `keep` holds the memory. Null when there is nothing to move.
+    /// sent. Transfers of one meeting match in order. `keep` holds the memory. Null when there is nothing to move.
     std::shared_ptr<Batch> start(const std::vector<Piece>& sends, const std::vector<Piece>& recvs,
                                  std::shared_ptr<const void> keep);
     /// Starts a sum in MPI's own order; the member has a group().
@@ -74,15 +75,29 @@ class Member final : public Recipient {
 
    private:
     friend class Member;
+    struct Arrivals {
+      std::map<int, ControlMessage> messages;
+      std::vector<int> withdrawn;
+    };
+    // With the mutex of the member's wait point held.
+    Arrivals& arrivals() { return member_.arrivals_[number_]; }
+    bool complete() override;
+    std::vector<int> missing(bool gone) override;
+    Description describe() override;
+    /// Notifies every peer, so that none waits for this rank in vain.
+    void withdraw() override;
+    /// Sends the message about this call to every peer.
+    void write(ControlMessage message);
     std::shared_ptr<Batch> started(std::shared_ptr<Batch> batch);
     std::function<void()> on_done() const;
     Member& member_;
     const CallNumber number_;
     const std::vector<int> peers_;  // other ranks
     const std::string where_;
+    const Purpose purpose_;
     const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
-    int tags_ = 0;                   // the peers' data come with tags_ + rank
-    std::map<int, Letter> letters_;  // of the peers
+    int tags_ = 0;                            // the peers' data come with tags_ + rank
+    std::map<int, ControlMessage> messages_;  // of the peers
     std::vector<std::shared_ptr<Batch>> started_;
   };
 
@@ -98,20 +113,11 @@ class Member final : public Recipient {
                                 const Purpose& purpose);
 
  private:
-  struct Arrivals {
-    std::map<int, Letter> letters;
-    std::vector<int> withdrawn;
-  };
-  void deliver(Letter letter) override;
-  std::unique_ptr<Meeting> meet(CallNumber number, std::vector<int> peers, Letter mine, std::string where,
-                                const Purpose& purpose);
-  void withdraw(const Meeting& meeting);
-  /// Returns the peers of a meeting that have not come, as world ranks; with `left`, only those that have
-  /// left.
-  std::vector<int> missing(const Meeting& meeting, bool left);
-  /// Returns the ranks that are known to wait in the meeting: this rank, and peers whose calls have arrived.
-  std::vector<comm::Waiting> waiting(const Meeting& meeting);
-  std::string last_calls(const std::vector<int>& world_ranks) const;
+  void deliver(ControlMessage message) override;
+  int process_of(int rank) const { return session_->process_of(world_rank(rank)); }
+  std::vector<int> others() const;
+  std::unique_ptr<Meeting> meet(CallNumber number, std::vector<int> peers, ControlMessage mine,
+                                std::string where, const Purpose& purpose);
   /// Adds the arrivals at the collective before that one: each rank's call carries how long it waited there;
   /// the longer, the earlier it had arrived.
   void count_arrivals(const Meeting& meeting);
@@ -135,7 +141,7 @@ class Member final : public Recipient {
   int64_t scratch_bytes_ = 0;
 
   // Under point_'s mutex.
-  std::map<CallNumber, Arrivals> arrivals_;
+  std::map<CallNumber, Meeting::Arrivals> arrivals_;
   std::map<std::pair<Lane, int>, int64_t> over_;  // the last number of each lane that is over
 };
 

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <set>
 
+#include <sherd/comm/backend/checked_communicator.h>
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
-#include <sherd/comm/core/detail/checked_communicator.h>
 #include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/comm/mpi/detail/collectives.h>
 #include <sherd/comm/mpi/detail/mpi_world.h>
@@ -20,29 +20,6 @@ using mpi::Member;
 using mpi::Session;
 using std::chrono::milliseconds;
 
-/// Constructed on the host's thread, ended on the stream's thread. A call dropped by a failed stream stays
-/// counted: its rank may still report the failure.
-/// One queued call.
-class Queued {
- public:
-  Queued(std::shared_ptr<Session> session, int world_rank)
-      : session_(std::move(session)), world_rank_(world_rank) {
-    session_->queued(world_rank_);
-  }
-  ~Queued() {
-    if (ran_) session_->ran(world_rank_);
-  }
-  Queued(const Queued&) = delete;
-  Queued& operator=(const Queued&) = delete;
-  /// It runs, or was never queued.
-  void run() { ran_ = true; }
-
- private:
-  const std::shared_ptr<Session> session_;
-  const int world_rank_;
-  bool ran_ = false;
-};
-
 class MpiCommunicator final : public comm::CheckedCommunicator {
  public:
   MpiCommunicator(std::shared_ptr<Session> session, std::shared_ptr<Member> member,
@@ -51,14 +28,6 @@ class MpiCommunicator final : public comm::CheckedCommunicator {
                                   member->rank(), member->shared_device(), std::move(counters)),
         session_(std::move(session)),
         member_(std::move(member)) {}
-
-  void abort(const std::string& cause) noexcept override {
-    try {
-      session_->domain().abort(world_rank(), fmt::format("rank {} failed: {}", world_rank(), cause));
-    } catch (const std::exception&) {
-      session_->domain().abort(world_rank(), cause);  // no memory for the longer text
-    }
-  }
 
   void leave() noexcept override {
     try {
@@ -80,18 +49,14 @@ class MpiCommunicator final : public comm::CheckedCommunicator {
  private:
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     const char* const op = call.op;
-    const auto queued = std::make_shared<Queued>(session_, world_rank());
-    try {
-      stream.submit(op, [member = member_, queued, flights = recorder(), verb, call = std::move(call),
-                         peer](ExecutionContext& c) {
-        queued->run();
-        flights->run(call.flight, [&] { mpi::run(*member, verb, call, peer, c); });
-      });
-    } catch (...) {
-      queued->run();  // nothing was queued
-      throw;
-    }
+    comm::QueuedCalls::submit(
+        Session::queued(session_), world_rank(), stream, op,
+        [member = member_, flights = recorder(), verb, call = std::move(call), peer](ExecutionContext& c) {
+          flights->run(call.flight, [&] { mpi::run(*member, verb, call, peer, c); });
+        });
   }
+
+  comm::AbortDomain& domain() override { return session_->domain(); }
 
   std::shared_ptr<Communicator> divide(int color, int key, milliseconds timeout,
                                        std::shared_ptr<comm::CommCounters> counters,
@@ -137,32 +102,27 @@ void check_library_order(std::span<const int> process_of) {
         "MPI_THREAD_MULTIPLE, or leave the option");
 }
 
-/// Waits for all processes; who is missing, and who has failed before, is known by the store alone.
+/// Waits for all processes through the store, which alone names missing and failed ones, and compares the options that
+/// must be equal before the first message of MPI is sent.
 void gather(Store& store, const MpiPlace& place, const MpiOptions& options) {
-  // All processes publish the settings that must be equal before the first message of MPI is sent.
-  const std::string prefix = options.name + "/here";
   const std::string settings =
       fmt::format("{}, {} and {}", options.max_message, options.reduction_piece, options.library_order);
-  store.set(fmt::format("{}/{}", prefix, place.rank), settings);
-  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
-  for (Backoff backoff;; backoff.sleep()) {
-    if (const auto all = store.all(prefix, place.size)) {
-      for (size_t p = 0; p < all->size(); ++p)
-        if ((*all)[p] != settings)
-          throw InvalidArgument(
-              fmt::format("mpi.max_message, mpi.reduction_piece and mpi.library_order are {} on process {} "
-                          "but {} on process {}; give "
-                          "all processes the same",
-                          settings, place.rank, (*all)[p], p));
-      return;
-    }
-    // A process that failed before it came is named by its own cause, not by the timeout.
-    if (const auto notice = announced(store)) throw comm::PeerFailure(notice->cause, notice->rank);
-    if (std::chrono::steady_clock::now() > deadline)
-      throw CommError(fmt::format("making the world on process {} of {}: waited {} ms for processes {}",
-                                  place.rank, place.size, options.timeout.count(),
-                                  fmt::join(store.absent(prefix, place.size), ", ")));
-  }
+  const auto all = store.collect(
+      options.name + "/here", place.rank, settings, place.size, comm::deadline_after(options.timeout),
+      [&] {  // a process that failed before it came is named by its own cause, not by the timeout
+        if (const auto notice = announced(store)) throw comm::PeerFailure(notice->cause, notice->rank);
+      },
+      [&](const std::vector<int>& missing) {
+        throw CommError(fmt::format("making the world on process {} of {}: waited {} ms for processes {}",
+                                    place.rank, place.size, options.timeout.count(),
+                                    fmt::join(missing, ", ")));
+      });
+  for (size_t p = 0; p < all.size(); ++p)
+    if (all[p] != settings)
+      throw InvalidArgument(fmt::format(
+          "mpi.max_message, mpi.reduction_piece and mpi.library_order are {} on process {} but {} on "
+          "process {}; give all processes the same",
+          settings, place.rank, all[p], p));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 #include <mpi.h>
 
-#include <sherd/comm/mpi/detail/engine.h>
+#include <sherd/comm/mpi/detail/batch.h>
 
 namespace sherd::mpi {
 
@@ -17,8 +17,8 @@ class Requests {
  public:
   /// What a request is for.
   struct Open {
-    std::shared_ptr<std::string> letter;  // a control message that is sent
-    std::shared_ptr<Batch> batch;         // or what a transfer or a reduction belongs to
+    std::shared_ptr<std::string> message;  // a control message that is sent
+    std::shared_ptr<Batch> batch;          // or what a transfer or a reduction belongs to
     bool receives = false;
     int process = 0;  // at the other end
   };

@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kLongerThanCalls{10};
 // How long a process that has nothing more to do waits for the others at least: who leaves earlier ends
 // without MPI_Finalize, and MPI's launcher takes that for a failure and kills those that still work. A
 // process that has failed never comes.
-constexpr std::chrono::seconds kShortestFarewell{10}, kFarewellAfterFailure{2};
+constexpr std::chrono::seconds kShortestShutdown{10}, kShutdownAfterFailure{2};
 
 }  // namespace
 
@@ -29,79 +29,80 @@ Session::Session(std::span<const int> process_of,
                  const MpiOptions& options)
     : options_(options),
       process_of_(process_of.begin(), process_of.end()),
-      recorders_(std::move(recorders)),
       store_(std::move(store)),
-      point_(domain_.make_wait_point(options.poll)) {
-  for (const auto& recorder : recorders_)
-    domain_.on_failure([recorder](const std::string& cause) { recorder->write(cause); });
+      watch_(std::move(recorders)),
+      queued_(domain(), [this](int rank) { announce_departure(rank); }),
+      shutdown_point_(domain().make_wait_point(options.poll)) {
   engine_ = std::make_unique<Engine>(
-      options_, Engine::Handlers{.letter = [this](const std::string& bytes) { read(bytes); },
-                                 .failed = [this](const std::string& cause) { domain_.abort(-1, cause); },
+      options_, Engine::Handlers{.message = [this](const std::string& bytes) { read(bytes); },
+                                 .failed = [this](const std::string& cause) { domain().abort(-1, cause); },
                                  .joining =
                                      [this] {
                                        if (const auto notice = announced(*store_, comm::kStoreAnswers))
                                          throw comm::PeerFailure(notice->cause, notice->rank);
                                      }});
-  pulse_ = std::make_unique<Pulse>(store_, options_.name + "/alive", engine_->process(), engine_->processes(),
-                                   options_.timeout + kLongerThanCalls);
-  watch_ = std::thread([this] { watch(); });
+  heartbeat_ = std::make_unique<comm::Heartbeat>(store_, options_.name + "/alive", engine_->process(),
+                                                 engine_->processes(), options_.timeout + kLongerThanCalls);
+  watchdog_ =
+      std::make_unique<comm::Watchdog>(domain(), store_, rank_in(engine_->process()), options_.poll,
+                                       comm::Watchdog::Duties{.check = [this] { check_successor(); }});
 }
 
 Session::~Session() {
-  say_goodbye();
-  {
-    std::lock_guard lock(point_->mutex);
-    stop_ = true;
-  }
-  point_->changed.notify_all();
-  watch_.join();
+  shut_down();
+  watchdog_.reset();
 }
 
-void Session::say_goodbye() {
-  if (domain_.aborted()) engine_->drain();
-  write_to_all({.kind = Letter::Kind::goodbye, .from = engine_->process()});
+int Session::rank_in(int process) const {
+  const auto rank = std::ranges::find(process_of_, process);
+  return rank == process_of_.end() ? -1 : static_cast<int>(rank - process_of_.begin());
+}
+
+void Session::shut_down() {
+  if (domain().aborted()) engine_->drain();
+  write_to_all({.kind = ControlMessage::Kind::shutdown, .from = engine_->process()});
   using Clock = std::chrono::steady_clock;
   // Nothing is wrong with ranks that end at different times: one may still write files, for as long as it may
   // stay away from any other call.
-  auto until = Clock::now() + std::max<milliseconds>(options_.timeout, kShortestFarewell);
+  auto until = Clock::now() + std::max<milliseconds>(options_.timeout, kShortestShutdown);
   bool failed = false;
   const Engine::Attention attention(*engine_);
   bool together = false;
   {
-    std::unique_lock lock(point_->mutex);
-    const auto all = [&] { return goodbyes_.size() == static_cast<size_t>(engine_->processes()); };
+    std::unique_lock lock(shutdown_point_->mutex);
+    const auto all = [&] { return shutdowns_.size() == static_cast<size_t>(engine_->processes()); };
     for (;;) {
-      if (!failed && domain_.aborted()) {
+      if (!failed && domain().aborted()) {
         failed = true;
-        until = std::min(until, Clock::now() + kFarewellAfterFailure);
+        until = std::min(until, Clock::now() + kShutdownAfterFailure);
       }
       if (failed) engine_->drain();
-      point_->changed.wait_until(lock, std::min(until, Clock::now() + options_.poll), all);
+      shutdown_point_->changed.wait_until(lock, std::min(until, Clock::now() + options_.poll), all);
       together = all();
       if (together || Clock::now() >= until) break;
     }
   }
   const bool ended =
-      engine_->close(together, together ? milliseconds(kFarewellAfterFailure) : milliseconds(0));
+      engine_->close(together, together ? milliseconds(kShutdownAfterFailure) : milliseconds(0));
   if (!together || !ended) mpi_ends_without_finalize();
-  if (!together && !failed) tell_who_did_not_end();
+  if (!together && !failed) report_missing_shutdowns();
 }
 
 // All calls were done, so no call throws any more; still, a suspended or unreachable process has not
 // completed.
-void Session::tell_who_did_not_end() {
+void Session::report_missing_shutdowns() {
   std::vector<int> missing;
   {
-    std::lock_guard lock(point_->mutex);
+    std::lock_guard lock(shutdown_point_->mutex);
     for (int p = 0; p < engine_->processes(); ++p)
-      if (!goodbyes_.contains(p)) missing.push_back(p);
+      if (!shutdowns_.contains(p)) missing.push_back(p);
   }
   if (missing.empty()) return;  // it came in the last moment
   const std::string text = fmt::format(
       "process{} {} did not end within {} ms of process {}: stopped, cut off, or at work for longer (raise "
       "the timeout)",
       missing.size() > 1 ? "es" : "", fmt::join(missing, ", "),
-      std::max<milliseconds>(options_.timeout, kShortestFarewell).count(), engine_->process());
+      std::max<milliseconds>(options_.timeout, kShortestShutdown).count(), engine_->process());
   print_error("sherd", text);
   mpi_ends_badly();
   try {
@@ -123,7 +124,7 @@ void Session::enter(uint64_t group, int rank, Recipient& recipient) {
   recipients_[{group, rank}] = &recipient;
   const auto early = early_.find({group, rank});
   if (early == early_.end()) return;
-  for (Letter& letter : early->second) recipient.deliver(std::move(letter));
+  for (ControlMessage& message : early->second) recipient.deliver(std::move(message));
   early_.erase(early);
 }
 
@@ -133,138 +134,68 @@ void Session::forget(uint64_t group, int rank) {
 }
 
 void Session::read(const std::string& bytes) {
-  Letter letter = decode(bytes);
-  switch (letter.kind) {
-    case Letter::Kind::left: {
-      std::lock_guard lock(heard_mutex_);
-      last_words_[letter.from] = letter.last;
-    }
-      // Letters of one process come in order: what is not here by now will not come.
-      return domain_.leave(letter.from);
-    case Letter::Kind::goodbye: {
-      std::lock_guard lock(point_->mutex);
-      goodbyes_.insert(letter.from);
-      point_->changed.notify_all();
+  ControlMessage message = decode(bytes);
+  switch (message.kind) {
+    case ControlMessage::Kind::left:
+      // Control messages of one process come in order: what is not here by now will not come.
+      return watch_.left(message.from, std::move(message.last));
+    case ControlMessage::Kind::shutdown: {
+      std::lock_guard lock(shutdown_point_->mutex);
+      shutdowns_.insert(message.from);
+      shutdown_point_->changed.notify_all();
       return;
     }
-    case Letter::Kind::call:
-    case Letter::Kind::withdraw:
+    case ControlMessage::Kind::call:
+    case ControlMessage::Kind::withdraw:
       break;
   }
   std::lock_guard lock(recipients_mutex_);
-  const std::pair to{letter.group, letter.to};
+  const std::pair to{message.group, message.to};
   if (const auto found = recipients_.find(to); found != recipients_.end())
-    found->second->deliver(std::move(letter));
-  else if (!domain_.aborted())
-    early_[to].push_back(std::move(letter));  // of a group that is not divided yet here
+    found->second->deliver(std::move(message));
+  else if (!domain().aborted())
+    early_[to].push_back(std::move(message));  // of a group that is not divided yet here
 }
 
-void Session::write_to_all(const Letter& letter) {
-  const std::string bytes = encode(letter);
+void Session::write_to_all(const ControlMessage& message) {
+  const std::string bytes = encode(message);
   for (int p = 0; p < engine_->processes(); ++p) engine_->write(p, bytes);
 }
 
-void Session::queued(int world_rank) {
-  std::lock_guard lock(presence_mutex_);
-  ++presence_[world_rank].queued;
-}
-
-void Session::ran(int world_rank) {
-  std::lock_guard lock(presence_mutex_);
-  Presence& presence = presence_[world_rank];
-  --presence.queued;
-  tell_if_gone(world_rank, presence);
-}
-
 void Session::leave(int world_rank) {
-  std::lock_guard lock(presence_mutex_);
-  Presence& presence = presence_[world_rank];
-  presence.leaving = true;
-  tell_if_gone(world_rank, presence);
-}
-
-void Session::tell_if_gone(int world_rank, Presence& presence) {
-  // After a failure the others wait for its cause; the end of this rank as well adds nothing.
-  if (!presence.leaving || presence.told || presence.queued > 0 || domain_.aborted()) return;
-  presence.told = true;
-  std::string last;
-  for (const auto& recorder : recorders_)
-    if (recorder->world_rank() == world_rank) last = recorder->last("before it left");
-  write_to_all({.kind = Letter::Kind::left, .from = world_rank, .last = std::move(last)});
-}
-
-void Session::heard(int world_rank, const std::string& group, const comm::Call& call) {
-  std::lock_guard lock(heard_mutex_);
-  Heard& last = heard_[world_rank];
-  if (last.group != group) last.group = group;
-  last.call.op = call.op;
-  last.call.sequence = call.sequence;
-  last.call.dtype = call.dtype;
-  last.call.elements = call.elements;
-  last.call.root = call.root;
-  last.call.reduce = call.reduce;
-  last.call.purpose = call.purpose;
-  last.time = std::chrono::steady_clock::now();
-}
-
-std::string Session::last_call(int world_rank) const {
-  for (const auto& recorder : recorders_)
-    if (recorder->world_rank() == world_rank) return recorder->last();
-  std::lock_guard lock(heard_mutex_);
-  if (const auto words = last_words_.find(world_rank); words != last_words_.end()) return words->second;
-  const auto last = heard_.find(world_rank);
-  if (last == heard_.end()) return "";
-  const auto ago =
-      std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - last->second.time);
-  return fmt::format("{} of '{}', received {} ms ago", describe(last->second.call), last->second.group,
-                     ago.count());
-}
-
-void Session::watch() {
-  std::unique_lock lock(point_->mutex);
-  while (!stop_) {
-    if (announced_)
-      point_->changed.wait(lock, [&] { return stop_; });
-    else
-      domain_.wait(*point_, lock, [&] { return stop_; });
-    lock.unlock();
-    if (!announced_) look_at_store();
-    lock.lock();
-  }
-}
-
-void Session::look_at_store() {
-  try {
-    if (!domain_.aborted())
-      if (const auto notice = announced(*store_, comm::kStoreAnswers))
-        domain_.abort(notice->rank, notice->cause);
-    if (!domain_.aborted()) look_at_neighbour();
-    if (!domain_.aborted()) return;
-    announced_ = true;
-    const auto [rank, cause] = domain_.first_failure();
-    announce(*store_, {rank, cause});
-  } catch (const CommError& e) {
-    domain_.abort(e.failed_rank(), e.what());
-  } catch (const std::exception& e) {
-    domain_.abort(-1, e.what());
-  }
-}
-
-void Session::look_at_neighbour() {
-  const auto silence = pulse_->look(std::chrono::steady_clock::now());
-  if (!silence) return;
-  const int process = pulse_->neighbour();
   {
-    const std::lock_guard lock(point_->mutex);
-    if (goodbyes_.contains(process)) return;
+    std::lock_guard lock(leaving_mutex_);
+    leaving_.insert(world_rank);
   }
-  const auto rank = std::ranges::find(process_of_, process);
-  const int world = rank == process_of_.end() ? -1 : static_cast<int>(rank - process_of_.begin());
-  const std::string last = last_call(world);
-  domain_.abort(
-      world, fmt::format("no heartbeat from rank {} (process {}) for {} ms: the process or its host is "
-                         "suspended, or the network is cut; raise the timeout if such pauses are normal{}{}",
-                         world, process, silence->count(), last.empty() ? "" : "; it called last: ", last));
+  announce_departure(world_rank);
+}
+
+void Session::announce_departure(int world_rank) {
+  {
+    std::lock_guard lock(leaving_mutex_);
+    // After a failure the others wait for its cause; the end of this rank as well adds nothing.
+    if (!leaving_.contains(world_rank) || !queued_.none(world_rank) || domain().aborted()) return;
+    leaving_.erase(world_rank);
+  }
+  write_to_all({.kind = ControlMessage::Kind::left,
+                .from = world_rank,
+                .last = watch_.last_call(world_rank, "before it left")});
+}
+
+void Session::check_successor() {
+  const auto silence = heartbeat_->check(std::chrono::steady_clock::now());
+  if (!silence) return;
+  const int process = heartbeat_->successor();
+  {
+    const std::lock_guard lock(shutdown_point_->mutex);
+    if (shutdowns_.contains(process)) return;
+  }
+  const int rank = rank_in(process);
+  const std::string last = watch_.last_call(rank);
+  domain().abort(
+      rank, fmt::format("no heartbeat from rank {} (process {}) for {} ms: the process or its host is "
+                        "suspended, or the network is cut; raise the timeout if such pauses are normal{}{}",
+                        rank, process, silence->count(), last.empty() ? "" : "; it called last: ", last));
 }
 
 }  // namespace sherd::mpi

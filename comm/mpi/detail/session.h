@@ -1,7 +1,6 @@
 // One process's part of a world: the MPI thread, membership, and the failure watchdog. Private to comm/mpi.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -10,17 +9,17 @@
 #include <set>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <sherd/comm/bootstrap/store.h>
-#include <sherd/comm/core/detail/abort_domain.h>
-#include <sherd/comm/core/detail/flight_recorder.h>
+#include <sherd/comm/mpi/detail/control_message.h>
 #include <sherd/comm/mpi/detail/engine.h>
-#include <sherd/comm/mpi/detail/letter.h>
-#include <sherd/comm/mpi/detail/pulse.h>
 #include <sherd/comm/mpi/mpi_options.h>
+#include <sherd/comm/watch/heartbeat.h>
+#include <sherd/comm/watch/queued_calls.h>
+#include <sherd/comm/watch/watch.h>
+#include <sherd/comm/watch/watchdog.h>
 
 namespace sherd::mpi {
 
@@ -28,7 +27,7 @@ namespace sherd::mpi {
 class Recipient {
  public:
   /// Called on the engine's thread.
-  virtual void deliver(Letter letter) = 0;
+  virtual void deliver(ControlMessage message) = 0;
 
  protected:
   ~Recipient() = default;
@@ -45,7 +44,8 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   const MpiOptions& options() const { return options_; }
-  comm::AbortDomain& domain() { return domain_; }
+  comm::Watch& watch() { return watch_; }
+  comm::AbortDomain& domain() { return watch_.domain(); }
   Engine& engine() { return *engine_; }
   int process_of(int world_rank) const { return process_of_[static_cast<size_t>(world_rank)]; }
 
@@ -57,66 +57,46 @@ class Session {
   void enter(uint64_t group, int rank, Recipient& recipient);
   void forget(uint64_t group, int rank);
 
-  /// Counts a call as queued; ran(): as issued, or never queued. A call dropped by a failed stream stays
-  /// queued: its rank counts as one that may still arrive, because it is about to report the failure.
-  void queued(int world_rank);
-  void ran(int world_rank);
+  /// Returns the queued calls of this process's ranks. Exists as long as its session.
+  static std::shared_ptr<comm::QueuedCalls> queued(const std::shared_ptr<Session>& session) {
+    return {session, &session->queued_};
+  }
   /// Announces that the rank makes no more calls; sent to the others once nothing of it is queued.
   void leave(int world_rank);
 
-  /// Records a call of another rank.
-  void heard(int world_rank, const std::string& group, const comm::Call& call);
-  /// Describes the rank's last known call, for messages: of another process's rank its report when it left,
-  /// else its last control message to this process; "" when unknown.
-  std::string last_call(int world_rank) const;
-
  private:
-  struct Heard {
-    std::string group;
-    comm::Call call;
-    std::chrono::steady_clock::time_point time;
-  };
-  struct Presence {
-    int64_t queued = 0;
-    bool leaving = false, told = false;
-  };
+  /// Returns the first rank of the process, or -1.
+  int rank_in(int process) const;
   void read(const std::string& bytes);
-  void write_to_all(const Letter& letter);
-  void tell_if_gone(int world_rank, Presence& presence);
-  void watch();
-  void look_at_store();
-  void look_at_neighbour();
-  void say_goodbye();
-  void tell_who_did_not_end();
+  void write_to_all(const ControlMessage& message);
+  void announce_departure(int world_rank);
+  /// Fails the launch when the successor sends no heartbeat.
+  void check_successor();
+  void shut_down();
+  void report_missing_shutdowns();
 
   const MpiOptions options_;
   const std::vector<int> process_of_;
-  const std::vector<std::shared_ptr<comm::FlightRecorder>> recorders_;
   const std::shared_ptr<Store> store_;
-  comm::AbortDomain domain_;
-  const std::shared_ptr<comm::WaitPoint> point_;  // of the watchdog and of shutdown messages
+  comm::Watch watch_;
+  comm::QueuedCalls queued_;
 
   std::mutex tags_mutex_;
   int next_tag_ = Engine::kFirstTag;
 
   std::mutex recipients_mutex_;  // before a recipient's
   std::map<std::pair<uint64_t, int>, Recipient*> recipients_;
-  std::map<std::pair<uint64_t, int>, std::vector<Letter>> early_;
+  std::map<std::pair<uint64_t, int>, std::vector<ControlMessage>> early_;
 
-  std::mutex presence_mutex_;
-  std::map<int, Presence> presence_;
+  std::mutex leaving_mutex_;
+  std::set<int> leaving_;  // ranks whose departure is not announced yet
 
-  mutable std::mutex heard_mutex_;
-  std::map<int, Heard> heard_;             // by world rank
-  std::map<int, std::string> last_words_;  // of ranks that have left
-
-  std::set<int> goodbyes_;  // processes; this and the next under point_'s mutex
-  bool stop_ = false;
-  bool announced_ = false;  // used by the watchdog alone
+  const std::shared_ptr<comm::WaitPoint> shutdown_point_;
+  std::set<int> shutdowns_;  // processes; under shutdown_point_'s mutex
 
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<Pulse> pulse_;  // used by the watchdog alone
-  std::thread watch_;
+  std::unique_ptr<comm::Heartbeat> heartbeat_;  // used by the watchdog alone
+  std::unique_ptr<comm::Watchdog> watchdog_;
 };
 
 }  // namespace sherd::mpi

@@ -1,7 +1,6 @@
 // Comparison of calls before they are made (NcclOptions::check_calls). Private to comm/nccl.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,10 +8,6 @@
 #include <sherd/comm/nccl/detail/session.h>
 
 namespace sherd::nccl {
-
-/// Converts a call without its tensors to bytes and back; nothing for bytes that are not a call.
-std::string encode(const comm::Call& call);
-std::optional<comm::Call> decode(const std::string& bytes);
 
 /// Returns when every rank of the group has made the same call.
 /// @throws CommError, the same text as the local backend's, when the calls differ or a rank does not come.

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/backend/checked_communicator.h>
 #include <sherd/comm/nccl/detail/handle.h>
 #include <sherd/kernels/device/stream.h>
 

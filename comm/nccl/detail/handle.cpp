@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace sherd::nccl {
@@ -29,12 +30,13 @@ constexpr std::chrono::seconds kCloseTime{10};
 Handle& add_handle(Session& session, const std::string& name, const std::vector<int>& world_ranks) {
   auto owned = std::make_unique<Handle>(session, name, world_ranks);
   Handle& handle = *owned;
-  session.watch(std::move(owned));
+  session.add(std::move(owned));
   return handle;
 }
 
-std::string Handle::late(const std::string& where, std::chrono::milliseconds timeout, int64_t calls) {
-  const std::string behind = session_.who_is_behind(name_, world_ranks_, calls);
+std::string Handle::late(const std::string& where, std::chrono::milliseconds timeout,
+                         const Awaited& awaited) {
+  const std::string behind = session_.find_stragglers(name_, world_ranks_, awaited.collective());
   return fmt::format(
       "{}: not done {} ms after it was issued; {}. nccl.check_calls compares every call before it is made; "
       "or "
@@ -59,13 +61,10 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
     lock.unlock();
     backoff.sleep();
     session_.check(where);
-    if (deadline.passed()) session_.fail(where, late(where, deadline.timeout, current_));
-    std::vector<int> left;
-    {
-      std::lock_guard flights(flights_mutex_);
-      left = gone(awaited_);
-    }
-    if (!left.empty()) session_.fail(where, comm::AbortDomain::left_message(where, left), left.front());
+    const Awaited awaited = this->awaited();
+    if (deadline.passed()) session_.fail(where, late(where, deadline.timeout, awaited));
+    if (const std::vector<int> left = gone(awaited); !left.empty())
+      session_.fail(where, comm::left_message(where, left), left.front());
     lock.lock();
     session_.check(where);  // the watchdog may have ended the communicator
     if (!comm_) continue;
@@ -93,7 +92,7 @@ void Handle::init_split(Handle& parent, int color, int key, const std::string& w
                         const Deadline& deadline) {
   ncclConfig_t config = nonblocking();
   // A split is not numbered: other ranks' progress is not compared with it.
-  parent.begin_uncounted();
+  parent.begin(Awaited{});
   parent.run(where, deadline, [&](ncclComm_t comm) {
     return taken_up(session_.api().comm_split(comm, color, key, &split_, &config));
   });
@@ -104,7 +103,7 @@ void Handle::init_split(Handle& parent, int color, int key, const std::string& w
     lock.unlock();
     backoff.sleep();
     session_.check(where);
-    if (deadline.passed()) session_.fail(where, late(where, deadline.timeout, 0));
+    if (deadline.passed()) session_.fail(where, late(where, deadline.timeout, {}));
     lock.lock();
   }
   session_.check(where);  // the watchdog aborts what was taken
@@ -159,7 +158,7 @@ void Handle::forget(const void* block, int64_t bytes) noexcept {
 
 bool Handle::open_window(std::shared_ptr<const WindowBlock> block, const std::string& where,
                          const Deadline& deadline) {
-  begin_uncounted();
+  begin(Awaited{});
   std::lock_guard driver(driver_);
   std::unique_lock lock(mutex_);
   session_.check(where);
@@ -222,41 +221,28 @@ int32_t* Handle::word(bool& fresh) {
 }
 
 void Handle::begin(const std::string& where) {
-  std::lock_guard lock(flights_mutex_);
-  progress_ = {progress_.calls + 1, where};
-  current_ = progress_.calls;
-  awaited_ = {world_ranks_, name_, progress_.calls};
+  begin({world_ranks_, name_, session_.progress().begin(name_, where)});
 }
 
 void Handle::begin_message(int peer, bool sends) {
-  std::lock_guard lock(flights_mutex_);
-  // Messages are numbered for each pair and direction; the receiver's index of the same message is awaited.
-  const int64_t number = ++messages_[fmt::format("{}{}{}", name_, sends ? '>' : '<', peer)];
-  current_ = 0;
-  awaited_ = {{peer}, fmt::format("{}{}{}", name_, sends ? '<' : '>', session_.world_rank()), number};
+  // Messages are numbered for each pair and direction; the peer's number of the same message is awaited.
+  const int64_t number = session_.progress().begin(fmt::format("{}{}{}", name_, sends ? '>' : '<', peer));
+  begin({{peer}, fmt::format("{}{}{}", name_, sends ? '<' : '>', session_.world_rank()), number, true});
 }
 
-void Handle::begin_uncounted() {
+void Handle::begin(Awaited awaited) {
   std::lock_guard lock(flights_mutex_);
-  current_ = 0;
-  awaited_ = {};
+  awaited_ = std::move(awaited);
 }
 
-std::map<std::string, int64_t> Handle::counts() {
+Handle::Awaited Handle::awaited() {
   std::lock_guard lock(flights_mutex_);
-  std::map<std::string, int64_t> all = messages_;
-  all[name_] = progress_.calls;
-  return all;
+  return awaited_;
 }
 
 std::vector<int> Handle::gone(const Awaited& awaited) const {
   if (awaited.number == 0) return {};
-  return session_.left_before(awaited.ranks, awaited.key, awaited.number);
-}
-
-Progress Handle::progress() {
-  std::lock_guard lock(flights_mutex_);
-  return progress_;
+  return session_.progress().left_before(awaited.ranks, awaited.key, awaited.number);
 }
 
 std::shared_ptr<void> Handle::queued() {
@@ -267,7 +253,7 @@ std::shared_ptr<void> Handle::queued() {
 void Handle::under_way(const std::string& where, const Deadline& deadline,
                        std::shared_ptr<NativeEvent> done) {
   std::lock_guard lock(flights_mutex_);
-  flights_.push_back({where, deadline, std::move(done), current_.load(), awaited_});
+  flights_.push_back({where, deadline, std::move(done), awaited_});
 }
 
 bool Handle::idle() {
@@ -278,19 +264,18 @@ bool Handle::idle() {
 }
 
 Trouble Handle::poll() {
+  std::optional<Flight> late_one;
   {
     std::lock_guard lock(flights_mutex_);
     std::erase_if(flights_, [](const Flight& f) { return f.done->done(); });
     // A missing rank that has left is reported first: no timeout can help then.
     for (const Flight& f : flights_)
       if (const std::vector<int> left = gone(f.awaited); !left.empty())
-        return {.kind = Trouble::left,
-                .text = comm::AbortDomain::left_message(f.where, left),
-                .failed_rank = left.front()};
+        return {.text = comm::left_message(f.where, left), .failed_rank = left.front()};
     for (const Flight& f : flights_)
-      if (f.deadline.passed())
-        return {.kind = Trouble::late, .text = f.where, .timeout = f.deadline.timeout, .calls = f.calls};
+      if (!late_one && f.deadline.passed()) late_one = f;
   }
+  if (late_one) return {.text = late(late_one->where, late_one->deadline.timeout, late_one->awaited)};
   std::unique_lock lock(mutex_, std::try_to_lock);  // the holder of the lock polls, too
   if (!lock || !comm_) return {};
   ncclResult_t state = ncclSuccess;
@@ -298,11 +283,11 @@ Trouble Handle::poll() {
   if (asked != ncclSuccess) state = asked;
   if (state == ncclSuccess || state == ncclInProgress) return {};
   std::lock_guard flights(flights_mutex_);
-  const std::string where = !flights_.empty()         ? flights_.front().where
-                            : !progress_.last.empty() ? "after " + progress_.last
-                                                      : fmt::format("rank {}", session_.world_rank());
-  return {.kind = of_network(state) ? Trouble::network : Trouble::other,
-          .text = where + ": " + text_of(state, comm_)};
+  const std::string last = session_.progress().last(name_);
+  const std::string where = !flights_.empty() ? flights_.front().where
+                            : !last.empty()   ? "after " + last
+                                              : fmt::format("rank {}", session_.world_rank());
+  return {.text = where + ": " + text_of(state, comm_), .of_network = of_network(state)};
 }
 
 bool Handle::alive() {

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <functional>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,7 +20,7 @@ namespace sherd::nccl {
 /// current; polls and aborts are exceptions.
 class Handle final : public Watched {
  public:
-  /// `name` and `world_ranks` of its group, for roll calls.
+  /// `name` and `world_ranks` of its group, the same on all its ranks; `name` is the key of its progress.
   Handle(Session& session, std::string name, std::vector<int> world_ranks)
       : session_(session), name_(std::move(name)), world_ranks_(std::move(world_ranks)) {}
 
@@ -55,14 +54,9 @@ class Handle final : public Watched {
   /// Returns device memory for a barrier; `fresh` when nothing has been written there yet.
   int32_t* word(bool& fresh);
 
-  const std::string& name() const override { return name_; }
   /// Counts the next call: a call of all ranks of the group, or a message to or from world rank `peer`.
   void begin(const std::string& where);
   void begin_message(int peer, bool sends);
-  /// Begins an operation that is not counted.
-  void begin_uncounted();
-  Progress progress() override;
-  std::map<std::string, int64_t> counts() override;
 
   /// Counts an operation as queued but not yet issued, until the returned object is destroyed.
   std::shared_ptr<void> queued();
@@ -74,25 +68,31 @@ class Handle final : public Watched {
 
   bool alive() override;
   Trouble poll() override;
-  std::string late(const std::string& where, std::chrono::milliseconds timeout, int64_t calls) override;
   void abort() noexcept override;
   void close(bool failed) noexcept override;
 
  private:
-  /// Key and number under which the peers count the current call or message.
+  /// Key and number under which the peers count the current call or message. Number 0: they do not count it.
   struct Awaited {
     std::vector<int> ranks;
     std::string key;
     int64_t number = 0;
+    bool message = false;
+
+    /// Returns the call's number among those of all ranks of the group; 0: not one of them.
+    int64_t collective() const { return message ? 0 : number; }
   };
   struct Flight {
     std::string where;
     Deadline deadline;
     std::shared_ptr<NativeEvent> done;
-    int64_t calls;  // its number, 0 for messages
     Awaited awaited;
   };
+  void begin(Awaited awaited);
+  Awaited awaited();
   std::vector<int> gone(const Awaited& awaited) const;
+  /// Returns the message for a call that is not done in time, with the ranks that it waits for.
+  std::string late(const std::string& where, std::chrono::milliseconds timeout, const Awaited& awaited);
   struct Registration {
     const char *begin, *end;
     void* handle;
@@ -124,10 +124,7 @@ class Handle final : public Watched {
   std::shared_ptr<int32_t> word_;
   std::atomic<int64_t> queued_{0};
   std::mutex flights_mutex_;
-  Progress progress_;  // these under flights_mutex_
-  std::map<std::string, int64_t> messages_;
-  Awaited awaited_;                  // of the operation being issued
-  std::atomic<int64_t> current_{0};  // number of the call being issued, 0 for messages
+  Awaited awaited_;  // of the operation being issued; under flights_mutex_, as the next
   std::vector<Flight> flights_;
 };
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <tuple>
 
-#include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/backend/checked_communicator.h>
 #include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/comm/nccl/detail/call_check.h>
 #include <sherd/comm/nccl/detail/collectives.h>
@@ -112,14 +112,6 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
                                   group->rank, std::move(device), std::move(counters)),
         group_(std::move(group)) {}
 
-  void abort(const std::string& cause) noexcept override {
-    try {
-      group_->session->abort(world_rank(), fmt::format("rank {} failed: {}", world_rank(), cause));
-    } catch (const std::exception&) {
-      group_->session->abort(world_rank(), cause);  // no memory for the longer text
-    }
-  }
-
   void leave() noexcept override { group_->session->leave(); }
 
   std::vector<std::string> recover(milliseconds) override {
@@ -149,6 +141,8 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
                     group_->timeout, [device = &device()](const auto& work) { on_device(*device, work); }});
   }
 
+  comm::AbortDomain& domain() override { return group_->session->domain(); }
+
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     stream.submit(call.op, Queued{group_, group_->handle.queued(), recorder(), verb, call, peer});
   }
@@ -167,20 +161,13 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
     // All ranks have put this split's wishes, so all have read those of the split before.
     session.store().erase(fmt::format("{}/split/{}/{}", group_->name, splits_ - 1, rank()));
 
-    std::vector<std::pair<int, int>> members;  // key, rank
-    for (size_t r = 0; r < wishes.size(); ++r) {
-      int its_color = 0, its_key = 0;
-      std::sscanf(wishes[r].c_str(), "%d %d", &its_color, &its_key);
-      if (its_color == color) members.emplace_back(its_key, static_cast<int>(r));
-    }
-    // The new ranks are ordered by key, then by the old rank.
-    std::sort(members.begin(), members.end());
+    std::vector<comm::SplitWish> parsed(wishes.size());
+    for (size_t r = 0; r < wishes.size(); ++r)
+      std::sscanf(wishes[r].c_str(), "%d %d", &parsed[r].color, &parsed[r].key);
+    const std::vector<int> ranks = comm::split_group(parsed, color);
     std::vector<int> world_ranks;
-    int new_rank = 0;
-    for (const auto& [its_key, r] : members) {
-      if (r == rank()) new_rank = static_cast<int>(world_ranks.size());
-      world_ranks.push_back(group_->world_ranks[static_cast<size_t>(r)]);
-    }
+    for (const int r : ranks) world_ranks.push_back(group_->world_ranks[static_cast<size_t>(r)]);
+    const int new_rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
 
     wait_until_idle(where, deadline);
     std::string name = fmt::format("{}.{}", prefix, color);
@@ -250,8 +237,7 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto recorder = std::make_shared<comm::FlightRecorder>(options.flight_recorder, rank, size);
-  const auto session = std::make_shared<Session>(api, *device, std::move(store), rank, options);
-  session->on_failure([recorder](const std::string& cause) { recorder->write(cause); });
+  const auto session = std::make_shared<Session>(api, *device, std::move(store), recorder, options);
   const Deadline deadline(options.timeout);
   // All ranks are there before NCCL begins: ncclCommInit blocks without naming a missing rank.
   session->collect(options.name + "/here", static_cast<size_t>(rank), "", ranks, where, deadline);
@@ -287,15 +273,15 @@ std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
       });
   }
   // A failure of a rank itself says more than those that follow from another's.
-  std::exception_ptr told;
+  std::exception_ptr reported;
   for (const auto& failure : failures) {
     try {
       if (failure) std::rethrow_exception(failure);
     } catch (const comm::PeerFailure&) {
-      told = failure;
+      reported = failure;
     }
   }
-  if (told) std::rethrow_exception(told);
+  if (reported) std::rethrow_exception(reported);
   return world;
 }
 

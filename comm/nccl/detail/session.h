@@ -3,22 +3,21 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
+#include <chrono>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <sherd/comm/bootstrap/store.h>
-#include <sherd/comm/core/detail/abort_domain.h>
 #include <sherd/comm/nccl/detail/api.h>
-#include <sherd/comm/nccl/detail/roll_call.h>
 #include <sherd/comm/nccl/detail/watched.h>
 #include <sherd/comm/nccl/nccl_options.h>
+#include <sherd/comm/watch/progress.h>
+#include <sherd/comm/watch/watch.h>
+#include <sherd/comm/watch/watchdog.h>
 #include <sherd/kernels/device/device.h>
 
 namespace sherd::nccl {
@@ -35,8 +34,8 @@ struct Deadline {
 class Session {
  public:
   /// The device outlives the session.
-  Session(const NcclApi& api, Device& device, std::shared_ptr<Store> store, int world_rank,
-          const NcclOptions& options);
+  Session(const NcclApi& api, Device& device, std::shared_ptr<Store> store,
+          std::shared_ptr<comm::FlightRecorder> recorder, const NcclOptions& options);
   /// Destroys all NCCL communicators, in the order they were made in.
   ~Session();
 
@@ -45,31 +44,27 @@ class Session {
   Store& store() const { return *store_; }
   int world_rank() const { return world_rank_; }
   const NcclOptions& options() const { return options_; }
+  comm::AbortDomain& domain() { return watch_.domain(); }
+  comm::Progress& progress() { return progress_; }
 
   /// Takes a communicator; the watchdog checks it from now on.
-  void watch(std::unique_ptr<Watched> communicator);
+  void add(std::unique_ptr<Watched> communicator);
 
   /// @throws PeerFailure when the launch has failed.
-  void check(const std::string& where) const;
+  void check(const std::string& where);
   /// @throws CommError(cause), or as check() when another failure was first.
   [[noreturn]] void fail(const std::string& where, const std::string& cause, int failed_rank = -1);
-  void abort(int failed_rank, const std::string& cause) noexcept { domain_.abort(failed_rank, cause); }
-  bool failed() const noexcept { return domain_.aborted(); }
-  /// As AbortDomain::on_failure().
-  void on_failure(std::function<void(const std::string& cause)> tell) { domain_.on_failure(std::move(tell)); }
+  bool failed() noexcept { return domain().aborted(); }
 
   /// Announces that this rank makes no more calls; sent to the others once what it has queued is issued.
   void leave() noexcept { leaving_.store(true); }
-  /// Returns those of `ranks` that have left the world without having begun number `number` (from 1) of what
-  /// they count under `key`, see Watched::counts(). Number 0: those that have left.
-  std::vector<int> left_before(const std::vector<int>& ranks, const std::string& key, int64_t number) const;
 
   /// Waits briefly for the store's notice of a failure. The end of a peer appears as NCCL's network error
   /// and, about as soon, as that notice, which names the rank. @throws PeerFailure when it has come.
-  void await_notice(const std::string& where) const;
-  /// Returns a clause that names the ranks that call number `calls` of a communicator waits for, or "".
-  std::string who_is_behind(const std::string& communicator, const std::vector<int>& world_ranks,
-                            int64_t calls);
+  void await_notice(const std::string& where);
+  /// As Progress::find_stragglers(), until the launch fails.
+  std::string find_stragglers(const std::string& communicator, const std::vector<int>& world_ranks,
+                              int64_t number);
 
   /// Puts `value` under prefix/index and waits for those of all members, which are named by world rank.
   /// @throws CommError naming the members that did not come; as check().
@@ -78,43 +73,32 @@ class Session {
                                    const Deadline& deadline);
 
  private:
-  /// The watchdog's thread.
-  void run_watchdog();
-  /// One turn of it: polls for failures of this rank and of others.
-  void poll_peers();
-  /// Records another rank's announced failure as this rank's; false when neither has failed.
-  bool adopt_peer_failure();
+  /// The watchdog's turn: announces this rank's departure once it has left, reads those of others, and polls
+  /// the communicators.
+  void poll();
   void poll_communicators();
-  /// Announces this rank's departure, once it has left, and reads those of others.
-  void poll_departures();
   void announce_departure();
-  Progress progress_of(const std::string& communicator);
+  /// Fails the device with the first failure.
+  void fail_device();
+  /// Aborts every communicator that is in use.
+  void abort_communicators();
   /// Removes NCCL's registrations of a block that returns to the system.
   void forget(const void* block, int64_t bytes) noexcept;
-  /// Aborts every communicator that is in use; the first call fails the device and announces the failure
-  /// before.
-  void abort_all();
 
   const NcclApi& api_;
   Device& device_;
   const std::shared_ptr<Store> store_;
   const int world_rank_;
   const NcclOptions options_;
-  comm::AbortDomain domain_;
-  const std::shared_ptr<comm::WaitPoint> point_;  // wakes the watchdog
-  bool stop_ = false;                             // under point_'s mutex
+  comm::Watch watch_;
+  comm::Progress progress_;
   std::mutex mutex_;
   std::list<std::unique_ptr<Watched>> communicators_;
-  RollCall roll_call_;
   std::atomic<bool> leaving_{false};
-  bool departure_announced_ = false, failure_announced_ = false;  // of the watchdog alone, as the next
-  int64_t departures_seen_ = 0;
-  mutable std::mutex departures_mutex_;
-  std::map<int, std::map<std::string, int64_t>> departures_;            // counts at departure, by world rank
+  bool departure_announced_ = false;
   std::optional<std::chrono::steady_clock::time_point> network_error_;  // when the watchdog first saw one
-  int64_t turns_ = 0;                                                   // of the watchdog
   std::vector<std::shared_ptr<void>> listening_;                        // to the device's allocators
-  std::thread watchdog_;
+  std::optional<comm::Watchdog> watchdog_;
 };
 
 }  // namespace sherd::nccl

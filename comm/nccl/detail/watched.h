@@ -2,29 +2,16 @@
 // Private to comm/nccl.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <map>
 #include <string>
-
-#include <sherd/comm/nccl/detail/roll_call.h>
 
 namespace sherd::nccl {
 
-/// Reason for which a launch must fail.
+/// Reason for which a launch must fail; none without a text.
 struct Trouble {
-  enum Kind {
-    none,
-    late,     // the text names the call; Watched::late() makes the message
-    left,     // a rank that it waits for has left
-    network,  // perhaps the end of a peer, for which the store has the cause
-    other
-  };
-  Kind kind = none;
   std::string text = {};
-  std::chrono::milliseconds timeout{0};
-  int64_t calls = 0;
   int failed_rank = -1;
+  bool of_network = false;  // perhaps the end of a peer, for which the store has the cause
 };
 
 /// A communicator as the watchdog polls it. Thread-safe. Exists as long as its session.
@@ -35,20 +22,10 @@ class Watched {
   Watched(const Watched&) = delete;
   Watched& operator=(const Watched&) = delete;
 
-  /// Returns the name of its group, the same on all its ranks.
-  virtual const std::string& name() const = 0;
-  /// Returns the progress in calls, without messages.
-  virtual Progress progress() = 0;
-  /// Returns the number of operations begun, for the other ranks when this one has left: calls under name(),
-  /// messages under name() > receiver and name() < sender.
-  virtual std::map<std::string, int64_t> counts() = 0;
   /// Returns whether operations are queued but not yet issued.
   virtual bool has_queued() const = 0;
-  /// Returns the first trouble since the last poll, if any. Does not block.
+  /// Returns the first trouble since the last poll, if any. Waits only to find the ranks that a late call waits for.
   virtual Trouble poll() = 0;
-  /// Returns the message for a call that is not done in time. Asks the other ranks for their progress, unless
-  /// `calls` (the call's number among those of progress()) is 0.
-  virtual std::string late(const std::string& where, std::chrono::milliseconds timeout, int64_t calls) = 0;
   /// Removes the registrations that overlap the block; with the device current, when no operation uses it.
   virtual void forget(const void* block, int64_t bytes) noexcept = 0;
   virtual bool alive() = 0;

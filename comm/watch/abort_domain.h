@@ -26,6 +26,13 @@ class PeerFailure final : public CommError {
 
 /// Mutex and condition on which the ranks of a group wait for each other.
 struct WaitPoint {
+  /// Wakes all that wait, after a change that was not made under the mutex: a waiter is either before its check or
+  /// asleep.
+  void wake() {
+    { std::lock_guard lock(mutex); }
+    changed.notify_all();
+  }
+
   std::mutex mutex;
   std::condition_variable changed;
   std::chrono::milliseconds timeout{0};  // longest wait
@@ -65,10 +72,10 @@ class AbortDomain {
     return std::min<std::chrono::milliseconds>(std::chrono::seconds(10), timeout / 10);
   }
 
-  /// Registers `tell`, called with the cause once for each failure of the launch, by the thread that has
+  /// Registers a listener, called with the cause once for each failure of the launch, by the thread that has
   /// declared it and after all waiters are woken. It must not throw, and may be called for as long as the
   /// domain exists.
-  void on_failure(std::function<void(const std::string& cause)> tell);
+  void on_failure(std::function<void(const std::string& cause)> listener);
 
   /// Records the cause (first call only) and wakes all waiters. Takes every WaitPoint's mutex in turn.
   void abort(int failed_rank, const std::string& cause) noexcept;
@@ -90,19 +97,13 @@ class AbortDomain {
   /// Records that the rank's body has ended and makes no more calls. Wakes all waiters.
   void leave(int world_rank) noexcept;
   bool has_left(int world_rank) const;
+  bool any_left() const noexcept { return any_left_.load(std::memory_order_acquire); }
 
   /// Returns the rank and cause that abort() or fail() recorded first. Call when aborted().
   std::pair<int, std::string> first_failure() const;
 
   /// @throws PeerFailure "<where>: aborted because <first cause>". Call without the domain's mutex.
   [[noreturn]] void raise(const std::string& where) const;
-
-  /// "<where>: waited 300 ms for ranks 2, 3, ..."; `more`: clauses of reports.h.
-  static std::string timeout_message(const WaitPoint& point, const std::string& where,
-                                     const std::vector<int>& missing, const std::string& more = "");
-  /// "<where>: rank 2 has returned from its body and will not call it; ..."
-  static std::string left_message(const std::string& where, const std::vector<int>& gone,
-                                  const std::string& more = "");
 
  private:
   template <class Ready>
@@ -114,9 +115,9 @@ class AbortDomain {
   }
   bool declare(int failed_rank, const std::string& cause) noexcept;
   void wake_all() noexcept;
-  void tell_of_failure(const std::string& cause) noexcept;
+  void report(const std::string& cause) noexcept;
 
-  std::atomic<bool> aborted_{false}, anybody_left_{false};
+  std::atomic<bool> aborted_{false}, any_left_{false};
   std::atomic<uint64_t> epoch_{0};
   std::mutex waking_;  // one wakes at a time; before a WaitPoint's
   mutable std::mutex mutex_;

@@ -1,4 +1,4 @@
-#include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/backend/checked_communicator.h>
 
 #include <fmt/format.h>
 
@@ -26,12 +26,20 @@ CheckedCommunicator::CheckedCommunicator(std::shared_ptr<GroupLabel> label, int 
 
 void CheckedCommunicator::renumber() {
   // After a recover() all ranks count from the start, whatever they had called before.
-  if (const uint64_t now = epoch(); std::exchange(epoch_, now) == now) return;
+  if (const uint64_t now = domain().epoch(); std::exchange(epoch_, now) == now) return;
   sequence_ = splits_ = 0;
   label_->epoch = epoch_;
   label_->calls = label_->splits = 0;
   std::fill(sent_.begin(), sent_.end(), 0);
   std::fill(received_.begin(), received_.end(), 0);
+}
+
+void CheckedCommunicator::abort(const std::string& cause) noexcept {
+  try {
+    domain().abort(world_rank_, fmt::format("rank {} failed: {}", world_rank_, cause));
+  } catch (const std::exception&) {
+    domain().abort(world_rank_, cause);  // no memory for the longer text
+  }
 }
 
 // Numbers, counts, records and queues one collective whose arguments are checked. `bytes` is the payload for

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <sherd/comm/core/detail/flight_recorder.h>
+#include <sherd/comm/watch/flight_recorder.h>
 
 namespace sherd::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include <sherd/comm/core/detail/reports.h>
+#include <sherd/comm/watch/reports.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -56,6 +56,28 @@ std::string last_calls_clause(const std::vector<int>& world_ranks,
     if (const std::string call = last(world_ranks[i]); !call.empty())
       clause += fmt::format("; the last call of rank {} was {}", world_ranks[i], call);
   return clause;
+}
+
+std::string timeout_message(const std::string& where, std::chrono::milliseconds timeout,
+                            const std::vector<int>& missing, const std::string& more) {
+  return fmt::format(
+      "{}: waited {} ms for rank{} {}, which did not call it{}; look there for what went wrong, or raise the "
+      "timeout",
+      where, timeout.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), more);
+}
+
+std::string left_message(const std::string& where, const std::vector<int>& gone, const std::string& more) {
+  const bool several = gone.size() > 1;
+  return fmt::format(
+      "{}: rank{} {} {} returned from {} and will not call it{}; every rank makes the same calls: end all "
+      "ranks' "
+      "loops after equally many batches, or let a rank without data continue with empty ones, each loss "
+      "being a "
+      "sum divided by the number of elements averaged over ranks (sherd::mean_over_ranks(); a mean of "
+      "nothing is "
+      "NaN)",
+      where, several ? "s" : "", fmt::join(gone, ", "), several ? "have" : "has",
+      several ? "their bodies" : "its body", more);
 }
 
 }  // namespace sherd::comm

@@ -1,4 +1,4 @@
-#include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/watch/abort_domain.h>
 
 #include <fmt/format.h>
 
@@ -38,33 +38,28 @@ void AbortDomain::wake_all() noexcept {
     std::lock_guard lock(mutex_);
     points.swap(points_);  // those made meanwhile see what has happened before they wait
   }
-  for (const auto& weak : points) {
-    if (const auto point = weak.lock()) {
-      // A waiter is either before its check of what has happened, or asleep.
-      { std::lock_guard lock(point->mutex); }
-      point->changed.notify_all();
-    }
-  }
+  for (const auto& weak : points)
+    if (const auto point = weak.lock()) point->wake();
   // The points made meanwhile come first; the swapped ones are appended.
   std::lock_guard lock(mutex_);
   points_.splice(points_.end(), points);
 }
 
-void AbortDomain::on_failure(std::function<void(const std::string&)> tell) {
+void AbortDomain::on_failure(std::function<void(const std::string&)> listener) {
   std::lock_guard lock(mutex_);
-  listeners_.push_back(std::move(tell));
+  listeners_.push_back(std::move(listener));
 }
 
 // Listeners run without mutex_: they write files and may ask this domain for its first failure.
-void AbortDomain::tell_of_failure(const std::string& cause) noexcept {
+void AbortDomain::report(const std::string& cause) noexcept {
   try {
     std::vector<std::function<void(const std::string&)>> listeners;
     {
       std::lock_guard lock(mutex_);
       listeners = listeners_;
     }
-    for (const auto& tell : listeners) tell(cause);
-  } catch (const std::bad_alloc&) {  // what they would say is not worth the failure's own words
+    for (const auto& listener : listeners) listener(cause);
+  } catch (const std::bad_alloc&) {  // the failure itself is recorded
   }
 }
 
@@ -82,7 +77,7 @@ void AbortDomain::leave(int world_rank) noexcept {
   try {
     std::lock_guard lock(mutex_);
     left_.insert(world_rank);
-    anybody_left_.store(true, std::memory_order_release);
+    any_left_.store(true, std::memory_order_release);
   } catch (const std::bad_alloc&) {
     return;  // the others wait for their timeout
   }
@@ -91,7 +86,7 @@ void AbortDomain::leave(int world_rank) noexcept {
 
 // The atomic flag keeps the lock out of the common case, in which all ranks are still there.
 bool AbortDomain::has_left(int world_rank) const {
-  if (!anybody_left_.load(std::memory_order_acquire)) return false;
+  if (!any_left()) return false;
   std::lock_guard lock(mutex_);
   return left_.contains(world_rank);
 }
@@ -99,7 +94,7 @@ bool AbortDomain::has_left(int world_rank) const {
 void AbortDomain::abort(int failed_rank, const std::string& cause) noexcept {
   const bool first = declare(failed_rank, cause);
   wake_all();
-  if (first) tell_of_failure(cause);
+  if (first) report(cause);
 }
 
 // The rank that declares the failure throws its own cause. A rank that comes second throws the first failure
@@ -107,18 +102,16 @@ void AbortDomain::abort(int failed_rank, const std::string& cause) noexcept {
 void AbortDomain::fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
                        const std::string& cause) {
   const bool first = declare(failed_rank, cause);
-  lock.unlock();
+  if (lock.owns_lock()) lock.unlock();
   wake_all();
-  if (first) tell_of_failure(cause);
-  if (first) throw CommError(cause, failed_rank);
-  raise(where);
+  if (!first) raise(where);
+  report(cause);
+  throw CommError(cause, failed_rank);
 }
 
 void AbortDomain::fail(int failed_rank, const std::string& where, const std::string& cause) {
-  // For callers without a wait point: fail() needs a locked mutex to release.
-  std::mutex unused;
-  std::unique_lock lock(unused);
-  fail(lock, failed_rank, where, cause);
+  std::unique_lock<std::mutex> none;
+  fail(none, failed_rank, where, cause);
 }
 
 std::pair<int, std::string> AbortDomain::first_failure() const {
@@ -129,27 +122,6 @@ std::pair<int, std::string> AbortDomain::first_failure() const {
 void AbortDomain::raise(const std::string& where) const {
   std::lock_guard lock(mutex_);
   throw PeerFailure(fmt::format("{}: aborted because {}", where, cause_), failed_rank_);
-}
-
-std::string AbortDomain::timeout_message(const WaitPoint& point, const std::string& where,
-                                         const std::vector<int>& missing, const std::string& more) {
-  return fmt::format(
-      "{}: waited {} ms for rank{} {}, which did not call it{}; look there for what went wrong, or raise the "
-      "timeout",
-      where, point.timeout.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), more);
-}
-
-std::string AbortDomain::left_message(const std::string& where, const std::vector<int>& gone,
-                                      const std::string& more) {
-  const bool several = gone.size() > 1;
-  return fmt::format(
-      "{}: rank{} {} {} returned from {} and will not call it{}; every rank makes the same calls: end all "
-      "ranks' "
-      "loops after equally many batches, or let a rank without data continue with empty ones, each loss "
-      "being a sum divided by the "
-      "number of elements averaged over ranks (sherd::mean_over_ranks(); a mean of nothing is NaN)",
-      where, several ? "s" : "", fmt::join(gone, ", "), several ? "have" : "has",
-      several ? "their bodies" : "its body", more);
 }
 
 }  // namespace sherd::comm

@@ -22,12 +22,13 @@ struct CallNumber {
   auto operator<=>(const CallNumber&) const = default;
 };
 
-struct Letter {
+/// Control message from a rank or process to another.
+struct ControlMessage {
   enum class Kind : uint8_t {
     call,      // a rank has reached a call
     withdraw,  // it has aborted that call
     left,      // a world rank makes no further call
-    goodbye    // a process sends no further control message
+    shutdown   // a process sends no further control message
   };
   Kind kind = Kind::call;
   /// Group, sender and receiver (ranks in the group); left: `from` is the world rank.
@@ -49,8 +50,8 @@ struct Letter {
   std::chrono::steady_clock::time_point came = {};
 };
 
-std::string encode(const Letter& letter);
+std::string encode(const ControlMessage& message);
 /// @throws CommError for bytes that encode() has not made, such as another version's.
-Letter decode(const std::string& bytes);
+ControlMessage decode(const std::string& bytes);
 
 }  // namespace sherd::mpi

@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include <sherd/comm/core/detail/argument_check.h>
+#include <sherd/comm/backend/argument_check.h>
+#include <sherd/comm/backend/counters.h>
 #include <sherd/comm/core/detail/call.h>
-#include <sherd/comm/core/detail/counters.h>
 
 namespace sherd::comm {
 
@@ -62,6 +62,7 @@ class CheckedCommunicator : public Communicator {
   CommCounts counts() const final { return counters_->snapshot(); }
   uint64_t digest() const final { return counters_->digest(); }
   void reset_digest() final { counters_->reset_digest(); }
+  void abort(const std::string& cause) noexcept final;
 
  protected:
   /// Queues a call. `peer`: for send and recv. The operation runs inside recorder()->run(call.flight, ...).
@@ -70,8 +71,8 @@ class CheckedCommunicator : public Communicator {
   virtual std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
                                                std::shared_ptr<CommCounters> counters, std::string name) = 0;
 
-  /// Returns the number of the launch's recoveries: each restarts the numbering of calls.
-  virtual uint64_t epoch() const { return 0; }
+  /// Returns the failure state of the launch.
+  virtual AbortDomain& domain() = 0;
 
   const std::shared_ptr<Device>& shared_device() const { return device_; }
   const std::shared_ptr<FlightRecorder>& recorder() const { return counters_->recorder(); }

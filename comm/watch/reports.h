@@ -16,7 +16,7 @@ struct Waiting {
   std::chrono::steady_clock::time_point since;
 };
 
-/// "; rank 0 (for 300 ms) and rank 2 (for 297 ms) have come and wait", in the order of ranks; "" without any.
+/// Returns "; rank 0 (for 300 ms) and rank 2 (for 297 ms) have come and wait", in the order of ranks; "" without any.
 /// Of many, the first few are named.
 std::string waiting_clause(std::vector<Waiting> waiting);
 
@@ -32,5 +32,12 @@ void notice_lone_call(const Purpose& purpose, int world_rank, const std::string&
 /// first few ranks for which `last` is not empty; "" otherwise.
 std::string last_calls_clause(const std::vector<int>& world_ranks,
                               const std::function<std::string(int world_rank)>& last);
+
+/// Returns "<where>: waited 300 ms for ranks 2, 3, ..."; `more`: clauses as above.
+std::string timeout_message(const std::string& where, std::chrono::milliseconds timeout,
+                            const std::vector<int>& missing, const std::string& more = "");
+/// Returns "<where>: rank 2 has returned from its body and will not call it; ..."
+std::string left_message(const std::string& where, const std::vector<int>& gone,
+                         const std::string& more = "");
 
 }  // namespace sherd::comm

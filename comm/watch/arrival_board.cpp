@@ -1,4 +1,4 @@
-#include <sherd/comm/core/detail/arrival_board.h>
+#include <sherd/comm/watch/arrival_board.h>
 
 #include <algorithm>
 

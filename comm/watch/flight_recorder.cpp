@@ -1,4 +1,4 @@
-#include <sherd/comm/core/detail/flight_recorder.h>
+#include <sherd/comm/watch/flight_recorder.h>
 
 #include <fmt/format.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include <sherd/comm/core/detail/argument_check.h>
+#include <sherd/comm/backend/argument_check.h>
 
 #include <fmt/format.h>
 

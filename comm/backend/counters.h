@@ -7,7 +7,7 @@
 #include <utility>
 
 #include <sherd/comm/core/communicator.h>
-#include <sherd/comm/core/detail/flight_recorder.h>
+#include <sherd/comm/watch/flight_recorder.h>
 #include <sherd/kernels/random/random.h>
 
 namespace sherd::comm {

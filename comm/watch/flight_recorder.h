@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/watch/abort_domain.h>
 #include <sherd/comm/core/detail/call.h>
 #include <sherd/comm/core/flight_options.h>
 
