@@ -43,7 +43,8 @@ struct DeviceOptions {
   /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
   bool tf32 = false;
   /// CUDA: method of Newton-Schulz for symmetric products in 16 bits: "blocks" (by cuBLASLt), or "hopper", a
-  /// kernel for compute capability 9.0 that does half the work but has never run on a GPU.
+  /// kernel for compute capability 9.0 that does half the work but has never run on a GPU. Other GPUs use
+  /// "blocks" then, with a warning on stderr.
   std::string symmetric_products = "blocks";
 };
 

@@ -75,6 +75,15 @@ TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
             "ranks share GPUs, or at most 8 ranks");
 }
 
+TEST(CudaDevice, TheKernelOfAnotherChipIsReplacedAndSaysSo) {
+  testing::internal::CaptureStderr();
+  const auto device = make_cuda_device({.label = "rank 3", .symmetric_products = "hopper"});
+  EXPECT_EQ(
+      testing::internal::GetCapturedStderr(),
+      "sherd: warning: rank 3: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has 8.0; "
+      "\"blocks\" is used\n");
+}
+
 TEST(CudaQueues, AreGivenWorkInTheHostsOrderWhenAsked) {
   const auto device = make_cuda_device();
   const auto side = device->make_stream("side");
