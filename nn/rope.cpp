@@ -28,7 +28,6 @@ Var rope(const Var& x, const Tensor& inv_freq, const RopeOptions& o) {
 Tensor rope_table(Device& device, const std::vector<float>& frequencies) {
   Tensor table = Tensor::empty(device, {static_cast<int64_t>(frequencies.size())}, DType::f32, "rope");
   ops::copy_from_host(device.compute(), table, frequencies.data(), table.nbytes());
-  device.compute().synchronize();
   return table;
 }
 

@@ -18,7 +18,7 @@ struct RopeOptions {
 /// @param inv_freq f32 [head_dim / 2] on x's device; see ops::rope_frequencies() and rope_table().
 Var rope(const Var& x, const Tensor& inv_freq, const RopeOptions& options);
 
-/// Returns frequencies on a device, for rope(). The host waits.
+/// Returns frequencies on a device, for rope().
 Tensor rope_table(Device& device, const std::vector<float>& frequencies);
 
 }  // namespace sherd::nn

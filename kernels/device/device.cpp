@@ -31,6 +31,17 @@ void Device::refuse_kernels(const char* family) const {
       label(), family, describe()));
 }
 
+void Device::issue_in_order(bool on) {
+  issue_in_order_.store(on, std::memory_order_relaxed);
+  if (on && kind() == DeviceKind::cuda) streams_.wait_issued();
+}
+
+bool Device::first_use(const std::vector<int64_t>& shape) {
+  if (kind() != DeviceKind::cuda) return false;
+  std::lock_guard lock(used_mutex_);
+  return used_.insert(shape).second;
+}
+
 void Device::hand_on(std::shared_ptr<StreamFailure> failure) noexcept {
   std::lock_guard lock(unheard_mutex_);
   unheard_.push_back(std::move(failure));

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <typeinfo>
@@ -42,7 +43,8 @@ struct DeviceOptions {
   /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
   bool tf32 = false;
   /// CUDA: method of Newton-Schulz for symmetric products in 16 bits: "blocks" (by cuBLASLt), or "hopper", a
-  /// kernel for compute capability 9.0 that does half the work but has never run on a GPU.
+  /// kernel for compute capability 9.0 that does half the work but has never run on a GPU. Other GPUs use
+  /// "blocks" then, with a warning on stderr.
   std::string symmetric_products = "blocks";
 };
 
@@ -133,11 +135,19 @@ class Device {
 
   /// While on, a device with a native queue receives operations in the order of the host's calls over all its
   /// streams: submit(), record() and wait() return when their operations have been issued (not when they are
-  /// done). A kernel's first use may wait for everything issued before it, including collectives whose peers
-  /// have not come yet; all ranks issue in one order, so these peers come. Sharded models switch it on for
-  /// their first step. No effect on a CPU. Any thread.
-  void issue_in_order(bool on) { issue_in_order_.store(on, std::memory_order_relaxed); }
+  /// done). Switching it on returns when everything queued so far has been issued. Sharded models switch it on for
+  /// their first step, and an operation that may load kernels later does for itself (InOrder). No effect on a CPU.
+  ///
+  /// Why: loading a kernel may wait for all work of the GPU issued so far, and no other work is issued meanwhile. That
+  /// work includes collectives whose peers have not issued theirs. A rank that loads has issued exactly the operations
+  /// before the load in the order of its host's calls, in which all ranks make their collectives. Of the ranks that
+  /// load, let A be one with the fewest collectives issued. Every other rank that loads has issued all of A's, and a
+  /// rank that does not load issues them without waiting for a peer. So A's complete, and A continues.
+  void issue_in_order(bool on);
   bool issues_in_order() const { return issue_in_order_.load(std::memory_order_relaxed); }
+  /// Returns whether an operation of this shape was not named before; on a device without a native queue, false.
+  /// @param shape what decides which kernels run it
+  bool first_use(const std::vector<int64_t>& shape);
 
   /// Records a failure that the device's own queue does not see, such as an aborted collective. From now on
   /// every host wait for a device with a native queue throws `failure`, and so does every call that queues
@@ -177,10 +187,28 @@ class Device {
   std::shared_ptr<Trace> trace_;
   std::atomic<int64_t> copied_bytes_{0};
   std::atomic<bool> issue_in_order_{false};
+  std::mutex used_mutex_;
+  std::set<std::vector<int64_t>> used_;
   mutable std::mutex host_syncs_mutex_;
   std::map<std::thread::id, int64_t> host_syncs_;
   mutable std::mutex failure_mutex_;
   std::exception_ptr failure_;
+};
+
+/// Scope in which a device issues in order, if `on`.
+class InOrder {
+ public:
+  InOrder(Device& device, bool on) : device_(on && !device.issues_in_order() ? &device : nullptr) {
+    if (device_ != nullptr) device_->issue_in_order(true);
+  }
+  ~InOrder() {
+    if (device_ != nullptr) device_->issue_in_order(false);
+  }
+  InOrder(const InOrder&) = delete;
+  InOrder& operator=(const InOrder&) = delete;
+
+ private:
+  Device* device_;
 };
 
 /// Makes the stream wait for compute(), before it uses temporaries made now: queued compute operations may

@@ -151,6 +151,9 @@ class Stream {
   /// Blocks the host until all queued operations are done. @throws the stream's first failure; compute()'s
   /// also throws failures given to Device::hand_on.
   virtual void synchronize() = 0;
+  /// Blocks the host until all queued operations have been issued to the native queue; without one, until they are
+  /// done.
+  virtual void wait_issued() = 0;
   /// Blocks the host until all queued operations are done or dropped, and lets a failed stream work again;
   /// returns its failure, or null. Events recorded before keep their failure. For StreamList::reset():
   /// resetting one stream alone leaves the streams that used its results failed.

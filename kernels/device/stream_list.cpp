@@ -17,6 +17,11 @@ void StreamList::remove(Stream& stream) noexcept {
   std::erase(streams_, &stream);
 }
 
+void StreamList::wait_issued() {
+  std::lock_guard lock(mutex_);
+  for (Stream* stream : streams_) stream->wait_issued();
+}
+
 StreamFailures StreamList::reset() {
   std::lock_guard lock(mutex_);
   StreamFailures failures;

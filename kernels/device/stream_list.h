@@ -22,6 +22,8 @@ class StreamList {
  public:
   void add(Stream& stream);
   void remove(Stream& stream) noexcept;
+  /// Calls Stream::wait_issued() of all.
+  void wait_issued();
   /// Calls Stream::reset_failure() of all. No thread may submit work meanwhile. Blocks the host.
   [[nodiscard]] StreamFailures reset();
 

@@ -29,6 +29,36 @@ GemmArgs gemm_args(Check& check, const Tensor& c, const Tensor& a, bool trans_a,
   return g;
 }
 
+/// The first product of a shape makes a plan, which loads kernels: InOrder.
+void queue_product(Stream& s, const char* what, const GemmArgs& g) {
+  const auto number = [](auto v) { return static_cast<int64_t>(v); };
+  const auto place = [&](const Ref& r) { return number(reinterpret_cast<uintptr_t>(r.data) % 16); };
+  Device& device = s.device();
+  const auto gemm = kernels<GemmKernels>(s).gemm;
+  const InOrder in_order(device,
+                         device.kind() == DeviceKind::cuda && device.first_use({g.m,
+                                                                                g.n,
+                                                                                g.k,
+                                                                                g.lda,
+                                                                                g.ldb,
+                                                                                g.ldc,
+                                                                                g.trans_a,
+                                                                                g.trans_b,
+                                                                                g.beta != 0,
+                                                                                g.gelu,
+                                                                                g.gelu_backward,
+                                                                                g.bias.data != nullptr,
+                                                                                g.pre.data != nullptr,
+                                                                                g.residual.data != nullptr,
+                                                                                number(g.a.dtype),
+                                                                                number(g.c.dtype),
+                                                                                place(g.a),
+                                                                                place(g.b),
+                                                                                place(g.c),
+                                                                                place(g.residual)}));
+  queue(s, what, gemm, g);
+}
+
 }  // namespace
 
 void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
@@ -38,7 +68,7 @@ void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tenso
   check.dtype("C", c, {DType::f32, a.dtype()}).done();
   g.alpha = alpha;
   g.beta = beta;
-  queue(s, "gemm", kernels<GemmKernels>(s).gemm, g);
+  queue_product(s, "gemm", g);
 }
 
 void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, const Columns& b, bool trans_b,
@@ -74,7 +104,7 @@ void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, c
             fmt::format("op(A) [{}, {}] times op(B) [{}, {}] is not C [{}, {}]", g.m, g.k, rows(b, trans_b),
                         g.n, c.matrix.size(0), c.count))
       .done();
-  queue(s, "gemm_columns", kernels<GemmKernels>(s).gemm, g);
+  queue_product(s, "gemm_columns", g);
 }
 
 void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
@@ -83,7 +113,7 @@ void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const 
   GemmArgs g = gemm_args(check, c, a, trans_a, b, trans_b);
   check.dtype("C", c, a.dtype()).dtype("bias", bias, a.dtype()).count("bias", bias, g.n).done();
   g.bias = ref(bias);
-  queue(s, "gemm_bias", kernels<GemmKernels>(s).gemm, g);
+  queue_product(s, "gemm_bias", g);
 }
 
 void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, bool trans_a, const Tensor& b,
@@ -99,7 +129,7 @@ void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, b
   g.gelu = true;
   if (pre.defined()) g.pre = ref(pre);
   if (bias.defined()) g.bias = ref(bias);
-  queue(s, "gemm_gelu", kernels<GemmKernels>(s).gemm, g);
+  queue_product(s, "gemm_gelu", g);
 }
 
 void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
@@ -111,7 +141,7 @@ void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const T
   require(c.numel() == 0 || residual.raw() != c.raw(),
           "gemm_add: C and the residual are the same tensor; use two, or gemm with beta 1");
   g.residual = ref(residual);
-  queue(s, "gemm_add", kernels<GemmKernels>(s).gemm, g);
+  queue_product(s, "gemm_add", g);
 }
 
 void gemm_gelu_backward(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b,
@@ -123,7 +153,7 @@ void gemm_gelu_backward(Stream& s, const Tensor& c, const Tensor& a, bool trans_
           "gemm_gelu_backward: C and pre are the same tensor; use two");
   g.gelu_backward = true;
   g.pre = ref(pre);
-  queue(s, "gemm_gelu_backward", kernels<GemmKernels>(s).gemm, g);
+  queue_product(s, "gemm_gelu_backward", g);
 }
 
 }  // namespace sherd::ops

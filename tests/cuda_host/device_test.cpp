@@ -75,6 +75,15 @@ TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
             "ranks share GPUs, or at most 8 ranks");
 }
 
+TEST(CudaDevice, TheKernelOfAnotherChipIsReplacedAndSaysSo) {
+  testing::internal::CaptureStderr();
+  const auto device = make_cuda_device({.label = "rank 3", .symmetric_products = "hopper"});
+  EXPECT_EQ(
+      testing::internal::GetCapturedStderr(),
+      "sherd: warning: rank 3: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has 8.0; "
+      "\"blocks\" is used\n");
+}
+
 TEST(CudaQueues, AreGivenWorkInTheHostsOrderWhenAsked) {
   const auto device = make_cuda_device();
   const auto side = device->make_stream("side");
@@ -100,6 +109,44 @@ TEST(CudaQueues, AreGivenWorkInTheHostsOrderWhenAsked) {
   go.set_value();
   side->synchronize();
   EXPECT_EQ(issued, 5);
+}
+
+// A first product may load kernels, which may wait for collectives that were issued: those before it must have been, and
+// none behind it.
+TEST(CudaQueues, TheFirstProductOfAShapeIsIssuedInOrder) {
+  const auto device = make_cuda_device();
+  const auto side = device->make_stream("side");
+  Stream& s = device->compute();
+  const Tensor a = Tensor::empty(*device, {4, 8}, DType::f32, "test"),
+               b = Tensor::empty(*device, {8, 8}, DType::f32, "test"),
+               c = Tensor::empty(*device, {4, 8}, DType::f32, "test");
+  ops::fill(s, a, 1);
+  ops::fill(s, b, 1);
+  std::atomic<bool> before{false};
+  const auto queue_slow = [&] {
+    before = false;
+    side->submit("collective", [&](ExecutionContext&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      before = true;
+    });
+  };
+  const auto plans = [] { return cuda_host::calls()["cublasLtMatmulAlgoGetHeuristic"]; };
+  queue_slow();
+  const int64_t known = plans();
+  ops::gemm(s, c, a, false, b, false);
+  EXPECT_TRUE(before);
+  EXPECT_GT(plans(), known);  // issued: its plan is made
+  EXPECT_FALSE(device->issues_in_order());
+
+  s.synchronize();
+  std::promise<void> go;
+  side->submit("held", [&](ExecutionContext&) { go.get_future().wait(); });
+  ops::gemm(s, c, a, false, b, false);  // a known shape waits for nothing
+  go.set_value();
+  side->synchronize();
+  queue_slow();
+  ops::gemm(s, c, a, false, b, true);
+  EXPECT_TRUE(before);
 }
 
 TEST(CudaQueues, AskedForOrderFailuresComeBackAsEver) {

@@ -94,6 +94,14 @@ TEST(Attention, SaysWhatDoesNotFit) {
   EXPECT_THROW(nn::rope(qkv, frequencies, {.batch = 2, .heads = 5}), ShapeMismatch);
 }
 
+TEST(Rope, TheHostDoesNotWaitForItsTable) {
+  auto device = make_cpu_device();
+  const int64_t waits = device->host_syncs();
+  const Tensor table = nn::rope_table(*device, ops::rope_frequencies(8));
+  EXPECT_EQ(device->host_syncs(), waits);
+  EXPECT_EQ(ops::to_floats(device->compute(), table), ops::rope_frequencies(8));
+}
+
 TEST(Rope, HasItsDerivative) {
   auto device = make_cpu_device();
   const Tensor frequencies = nn::rope_table(*device, ops::rope_frequencies(4, 100));

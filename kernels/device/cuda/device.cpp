@@ -121,11 +121,14 @@ Chip chip_of(const DeviceOptions& o) {
             .tf32 = o.tf32,
             .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
             .symmetric = symmetric_of(o)};
-  if (chip.symmetric == cuda::SymmetricProducts::hopper && chip.capability != 90)
-    throw NotSupported(
-        fmt::format("{}: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has {}.{}; use "
-                    "\"blocks\"",
-                    o.label, chip.capability / 10, chip.capability % 10));
+  if (chip.symmetric == cuda::SymmetricProducts::hopper && chip.capability != 90) {
+    fmt::print(
+        stderr,
+        "sherd: warning: {}: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has {}.{}; "
+        "\"blocks\" is used\n",
+        o.label, chip.capability / 10, chip.capability % 10);
+    chip.symmetric = cuda::SymmetricProducts::blocks;
+  }
   return chip;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <tuple>
 
 #include <sherd/kernels/device/stream.h>
@@ -41,12 +42,16 @@ inline Grid grid_for(int64_t count, int64_t most = 132 * 16) {
 /// Starts `kernel` on the context's stream; arguments are copied. A grid without blocks starts nothing.
 /// @throws CudaError naming `what`.
 template <class... P, class... A>
-void launch([[maybe_unused]] ExecutionContext& context, const char* what, void (*kernel)(P...),
-            const Grid& grid, A&&... arguments) {
+void launch(ExecutionContext& context, const char* what, void (*kernel)(P...), const Grid& grid,
+            A&&... arguments) {
   if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
+  if (grid.shared_bytes > kSharedForAnyone) {
+    const int64_t limit = dynamic_shared_limit(context, what, reinterpret_cast<const void*>(kernel));
+    if (static_cast<int64_t>(grid.shared_bytes) > limit)
+      throw CudaError(std::string(what) + ": a block asks for " + std::to_string(grid.shared_bytes) +
+                      " bytes of dynamic shared memory; this kernel can have " + std::to_string(limit));
+  }
 #ifdef __CUDACC__
-  if (grid.shared_bytes > kSharedForAnyone)
-    allow_shared_memory(context, what, reinterpret_cast<const void*>(kernel));
   kernel<<<grid.blocks, grid.threads, grid.shared_bytes, stream_of(context)>>>(static_cast<P>(arguments)...);
   check(cudaGetLastError(), what);
 #else

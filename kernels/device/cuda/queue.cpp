@@ -131,17 +131,19 @@ cusolverDnHandle_t CudaQueue::solver() {
   return solver_;
 }
 
-void CudaQueue::allow_shared_memory(const char* what, const void* kernel) {
-  if (!unlimited_.insert(kernel).second) return;
+int64_t CudaQueue::dynamic_shared_limit(const char* what, const void* kernel) {
+  const auto known = dynamic_shared_.find(kernel);
+  if (known != dynamic_shared_.end()) return known->second;
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, kernel), what);
   const int64_t most = chip_.shared_bytes - static_cast<int64_t>(attributes.sharedSizeBytes);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
         what);
+  return dynamic_shared_.emplace(kernel, most).first->second;
 }
 
-void allow_shared_memory(const ExecutionContext& context, const char* what, const void* kernel) {
-  queue_of(context).allow_shared_memory(what, kernel);
+int64_t dynamic_shared_limit(const ExecutionContext& context, const char* what, const void* kernel) {
+  return queue_of(context).dynamic_shared_limit(what, kernel);
 }
 
 void* CudaQueue::workspace() {

@@ -7,8 +7,8 @@
 #include <cusolverDn.h>
 
 #include <deque>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -84,9 +84,10 @@ class CudaQueue final : public NativeQueue {
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
   /// What matmul() remembers of this queue; null at first.
   std::shared_ptr<MatmulPlans>& matmul_plans() { return matmul_plans_; }
-  /// Lets `kernel` have all the dynamic shared memory that its static one leaves. Always the most: what one
-  /// launch sets holds for all others of that kernel, on whatever stream.
-  void allow_shared_memory(const char* what, const void* kernel);
+  /// Returns the most dynamic shared memory (bytes) that `kernel` can be started with: the chip's limit less its
+  /// static shared memory. Allows it that much at the first call, always the most, since what one launch sets
+  /// holds for all others of that kernel, on every stream.
+  int64_t dynamic_shared_limit(const char* what, const void* kernel);
 
  private:
   /// Objects kept by one event: fewer events, and nothing waits long for its release.
@@ -101,7 +102,7 @@ class CudaQueue final : public NativeQueue {
   cusolverDnHandle_t solver_ = nullptr;
   void* workspace_ = nullptr;
   std::shared_ptr<MatmulPlans> matmul_plans_;
-  std::set<const void*> unlimited_;  // kernels of allow_shared_memory
+  std::map<const void*, int64_t> dynamic_shared_;  // limits by kernel
   void* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
   using Batch = std::vector<std::shared_ptr<const void>>;

@@ -11,8 +11,8 @@ namespace sherd::cuda {
 /// @throws OutOfMemory or CudaError: "<what>: <name of the error>: <its text>".
 void check(cudaError_t result, const char* what);
 
-/// See CudaQueue::allow_shared_memory.
-void allow_shared_memory(const ExecutionContext& context, const char* what, const void* kernel);
+/// See CudaQueue::dynamic_shared_limit.
+int64_t dynamic_shared_limit(const ExecutionContext& context, const char* what, const void* kernel);
 
 inline cudaStream_t stream_of(const ExecutionContext& context) {
   return static_cast<cudaStream_t>(context.native);

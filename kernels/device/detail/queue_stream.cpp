@@ -134,8 +134,17 @@ void QueueStream::append(Item item, Lock& lock) {
   queue_.push_back(std::move(item));
   device_.run_ahead().note_work(held());
   more_.notify_one();
-  if (!native_ || !device_.issues_in_order() || std::this_thread::get_id() == worker_.get_id()) return;
+  if (native_ && device_.issues_in_order() && std::this_thread::get_id() != worker_.get_id())
+    wait_issued(lock);
+}
+
+void QueueStream::wait_issued(Lock& lock) {
   idle_.wait(lock, [&] { return queue_.empty() && running_ == 0; });
+}
+
+void QueueStream::wait_issued() {
+  Lock lock(mutex_);
+  wait_issued(lock);
 }
 
 void QueueStream::push(Item item) {

@@ -23,6 +23,7 @@ class QueueStream final : public Stream {
   Event record() override;
   void wait(const Event& event) override;
   void synchronize() override;
+  void wait_issued() override;
   std::exception_ptr reset_failure() override;
   Device& device() const override { return device_; }
   const std::string& name() const override { return name_; }
@@ -47,6 +48,7 @@ class QueueStream final : public Stream {
   /// Waits for room. @throws the stream's failure.
   void push(Item item);
   void append(Item item, Lock& lock);
+  void wait_issued(Lock& lock);
   void wait_for_room(Lock& lock);
   void rethrow_failure(Lock& lock);
   /// Operations that are queued, or issued and not known to be done. Under mutex_.

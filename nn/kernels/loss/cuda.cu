@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include <sherd/kernels/device/cuda/queue.h>
 #include <sherd/nn/kernels/softmax/cuda_softmax.h>
 
 namespace sherd::cuda {
@@ -40,10 +39,11 @@ void cross_entropy(ExecutionContext& context, const char* what, const CrossEntro
     using T = decltype(type);
     with_logits_form<T>(a.vocab, {a.logits.data, a.dlogits.data}, [&](auto threads, auto aligned) {
       constexpr int kRows = kBlockThreads<threads()> / threads();
-      // 1 KiB is left for reductions.
-      const int64_t room = (queue_of(context).chip().shared_bytes - 1024) / (kRows * sizeof(Pack<T>));
+      const auto kernel = cross_entropy_rows<T, threads(), aligned()>;
+      const int64_t room = dynamic_shared_limit(context, what, reinterpret_cast<const void*>(kernel)) /
+                           (kRows * static_cast<int64_t>(sizeof(Pack<T>)));
       const int64_t cached = a.dlogits.data == nullptr ? 0 : std::min(room, packs_of<T>(a.vocab));
-      launch(context, what, cross_entropy_rows<T, threads(), aligned()>,
+      launch(context, what, kernel,
              grid_of_rows<threads()>(a.rows, static_cast<size_t>(cached) * sizeof(Pack<T>)), a,
              static_cast<int>(cached));
     });

@@ -1,8 +1,6 @@
 #include <sherd/optim/whole/detail/tensor_parts.h>
 
-#include <vector>
-
-#include <sherd/kernels/ops.h>
+#include <sherd/kernels/copy/copy.h>
 
 namespace sherd {
 
@@ -16,24 +14,19 @@ void compute_gathered(Stream& s, Communicator& tensor, const MatrixBuffers& buff
   const Tensor gathered = buffers.message(parts * n, DType::f32);
   tensor.all_gather(s, gathered.unowned_view(), in.flat(0, n).unowned_view());
 
-  // Rows of a part are `run` elements that are contiguous in the whole matrix.
-  std::vector<CopySegment> to_whole, to_local;
-  const int64_t run = by_rows ? rows * cols : cols, runs = by_rows ? 1 : rows;
-  for (int64_t part = 0; part < parts; ++part) {
-    for (int64_t b = 0; b < count; ++b) {
-      for (int64_t r = 0; r < runs; ++r) {
-        const int64_t local = b * rows * cols + r * run;
-        const int64_t whole = b * all_rows * all_cols + (by_rows ? part * run : r * all_cols + part * cols);
-        to_whole.push_back({whole, part * n + local, run});
-        if (part == tensor.rank()) to_local.push_back({local, whole, run});
-      }
-    }
-  }
+  // A part's runs are contiguous in `gathered`; in the whole matrices, run i begins at part * run + i * stride.
+  const int64_t run = by_rows ? rows * cols : cols, runs = n / run;
+  const int64_t stride = by_rows ? all_rows * all_cols : all_cols;
+  const auto from_part = [&](const Tensor& whole, int64_t part) {
+    return whole.flat(part * run, whole.numel());
+  };
   const Tensor whole = buffers.matrices({count, all_rows, all_cols});
   const Tensor result = buffers.matrices({count, all_rows, all_cols});
-  ops::copy_segments(s, whole.flat(0, whole.numel()), gathered, to_whole);
+  for (int64_t part = 0; part < parts; ++part)
+    ops::strided_copy(s, from_part(whole, part), stride, gathered.flat(part * n, (part + 1) * n), run, runs,
+                      run);
   compute(result, whole);
-  ops::copy_segments(s, out.flat(0, n), result.flat(0, result.numel()), to_local);
+  ops::strided_copy(s, out, run, from_part(result, tensor.rank()), stride, runs, run);
 }
 
 }  // namespace sherd
