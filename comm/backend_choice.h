@@ -42,7 +42,7 @@ BackendChoice choose_backend(const BackendSituation& situation, const Environmen
 /// - nccl or mpi with another number of ranks than the job has processes;
 /// - torchrun's RANK or WORLD_SIZE that differ from those of MPI's launcher, for example left over in the shell. Not
 ///   with nccl where torchrun itself runs (TORCHELASTIC_RUN_ID): mpirun or srun may start one on every host.
-/// With Bootstrap::none there is no job, and nothing is found.
+/// Finds nothing with Bootstrap::none, which has no job.
 std::vector<std::string> launch_contradictions(int ranks, const LaunchOptions& options,
                                                const EnvironmentLookup& get = {});
 

@@ -287,7 +287,7 @@ TEST(WithoutASecret, SeveralHostsAreWarnedOfOnceOrRefused) {
     EXPECT_THAT(message_of<InvalidArgument>([&] { connect_store(e, 1s, {.log = lines.log()}); }),
                 AllOf(HasSubstr("node0"), HasSubstr("SHERD_JOB_SECRET"), HasSubstr("loopback")));
   }
-  // Where there is a secret, or one host, there is nothing to warn of.
+  // With a secret, or on one host, no warning.
   e.rank = 0;
   e.secret = "the secret of this job";
   connect_store(e, 1s, {.log = lines.log()});

@@ -43,7 +43,7 @@ struct Outcome {
 };
 
 /// Makes a world over the devices and runs body on its ranks. Each that ends in a CommError gives its sign of
-/// that, where there are `signs`. Where there is no world, all ranks ended with the reason.
+/// that, where there are `signs`. Where the world is missing, all ranks ended with the reason.
 inline Outcome run(std::vector<std::shared_ptr<Device>> devices, const NcclOptions& options,
                    const fake_nccl::Faults& faults, const std::function<void(RankContext&)>& body,
                    Signs* signs = nullptr) {

@@ -25,7 +25,7 @@ std::string listening_host(const LaunchEnvironment& e) {
 void require_one_host(const LaunchEnvironment& e) {
   if (e.one_host || is_loopback(e.store_host)) return;
   throw InvalidArgument(fmt::format(
-      "store: rank {} of {} is to reach it at {}, and there is no secret for the job; without one it listens "
+      "store: rank {} of {} is to reach it at {}, and the job has no secret; without one it listens "
       "on "
       "loopback alone (SHERD_STORE_WITHOUT_SECRET=loopback), where other hosts do not get. Give all ranks "
       "the "

@@ -14,7 +14,7 @@ namespace sherd {
 /// The world communicators of as many threads as there are devices, by rank. They share ownership of the
 /// devices. All tensors they are given must stay mapped until every rank has synchronised its streams (the
 /// launcher keeps all devices until then).
-/// @throws InvalidArgument when there is no device or timeout <= 0; as FlightRecorder's constructor.
+/// @throws InvalidArgument without a device or for timeout <= 0; as FlightRecorder's constructor.
 std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std::shared_ptr<Device>> devices,
                                                             std::chrono::milliseconds timeout,
                                                             const FlightRecorderOptions& recorder = {});

@@ -61,7 +61,7 @@ class Member final : public Recipient {
     Meeting& operator=(const Meeting&) = delete;
 
     /// Starts the transfers: sends[r] to rank r, recvs[r] from there; empty pieces and a rank's own are not
-    /// sent. Transfers of one meeting match in order. `keep` holds the memory. Null when there is nothing to move.
+    /// sent. Transfers of one meeting match in order. `keep` holds the memory. Null when nothing has to move.
     std::shared_ptr<Batch> start(const std::vector<Piece>& sends, const std::vector<Piece>& recvs,
                                  std::shared_ptr<const void> keep);
     /// Starts a sum in MPI's own order; the member has a group().
