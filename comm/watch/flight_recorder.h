@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/watch/abort_domain.h>
 #include <sherd/comm/core/detail/call.h>
 #include <sherd/comm/core/flight_options.h>
+#include <sherd/comm/watch/abort_domain.h>
 
 namespace sherd::comm {
 

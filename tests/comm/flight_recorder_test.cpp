@@ -3,10 +3,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <sherd/comm/launcher.h>
 #include <sherd/comm/watch/arrival_board.h>
 #include <sherd/comm/watch/flight_recorder.h>
 #include <sherd/comm/watch/reports.h>
-#include <sherd/comm/launcher.h>
 
 #include "comm/integer_tensors.h"
 #include "support/message_of.h"

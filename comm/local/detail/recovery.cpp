@@ -55,7 +55,7 @@ void Recovery::meet(int world_rank, const std::string& obstacle, std::chrono::mi
     const std::string who = fmt::format("rank{} {}", several ? "s" : "", fmt::join(ranks, ", "));
     refuse(
         ended ? fmt::format("{} {} ended and will not call it; {}", who, several ? "have" : "has", kAdvice)
-             : fmt::format("waited {} ms for {}, which did not call it; {}", timeout.count(), who, kAdvice));
+              : fmt::format("waited {} ms for {}, which did not call it; {}", timeout.count(), who, kAdvice));
   }
   raise(world_rank);
 }
