@@ -23,7 +23,7 @@ class StreamList {
   void add(Stream& stream);
   void remove(Stream& stream) noexcept;
   /// Calls Stream::reset_failure() of all. No thread may submit work meanwhile. Blocks the host.
-  [[nodiscard]] StreamFailures reset();
+  StreamFailures reset();
 
  private:
   std::mutex mutex_;
