@@ -25,7 +25,7 @@ class StreamList {
   /// Calls Stream::wait_issued() of all.
   void wait_issued();
   /// Calls Stream::reset_failure() of all. No thread may submit work meanwhile. Blocks the host.
-  [[nodiscard]] StreamFailures reset();
+  StreamFailures reset();
 
  private:
   std::mutex mutex_;
