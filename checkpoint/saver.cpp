@@ -368,7 +368,8 @@ Event CheckpointSaver::snapshot(const TrainingState& state) {
 void CheckpointSaver::write() {
   Impl& s = *impl_;
   if (!s.snapshot) throw InvalidArgument("CheckpointSaver::write: there is no snapshot to write");
-  auto taken = *std::exchange(s.snapshot, {});
+  auto taken = std::move(*s.snapshot);
+  s.snapshot.reset();
   s.copied = taken.copied;
   s.done = false;
   s.background.start([&s, taken = std::move(taken)] {
