@@ -32,7 +32,7 @@ struct HandNet : ModuleBase {
     for (size_t i = 0; i < blocks.size(); ++i) {
       blocks[i]->unit()->pre_forward(ForwardKind::recorded);
       tapes[i].x = tapes[i].tape.leaf(x);
-      tapes[i].y = blocks[i]->forward(tapes[i].x);  // not called, which its unit would notice
+      tapes[i].y = blocks[i]->forward(tapes[i].x);  // a call would use the unit's verbs itself
       x = tapes[i].y.value();
       blocks[i]->unit()->post_forward();
     }
