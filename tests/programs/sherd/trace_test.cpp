@@ -164,7 +164,7 @@ TEST_F(Trace, TellsDifferentCommunicatorsAndFilesThatAreNotThere) {
   EXPECT_EQ(first({file_of(0, {"barrier"}), odd})["kind"], "communicator");
   const json j = json::parse(trace({file_of(0, {"barrier"}), file_of(2, {"barrier"})}, "--json").out);
   EXPECT_EQ(j["without_file"], json({1}));
-  EXPECT_THAT(j["remarks"][0].get<std::string>(), HasSubstr("no file of rank 1 is here"));
+  EXPECT_THAT(j["remarks"][0].get<std::string>(), HasSubstr("the files of rank 1 are missing"));
   json late = file_of(1, {"barrier"});
   late["written_wall_ns"] = kWall + int64_t{7200} * 1'000'000'000;
   EXPECT_THAT(trace({file_of(0, {"barrier"}), late}).out, HasSubstr("different failures"));
@@ -275,7 +275,7 @@ TEST_F(Trace, FilesOfEarlierLaunchesAreLeftOutAndNamed) {
   EXPECT_THAT(f.out,
               AllOf(StartsWith("2 of 3 ranks"), Not(HasSubstr("all_gather")), HasSubstr("no divergence"),
                     HasSubstr("note: left out, because it is of an earlier launch than the others: "),
-                    HasSubstr("f1.json"), HasSubstr("no file of rank 2 is here")));
+                    HasSubstr("f1.json"), HasSubstr("the files of rank 2 are missing")));
   const json j = json::parse(trace(files, "--json").out);
   EXPECT_EQ(j["left_out"], json({folder_ / "f1.json"}));
   EXPECT_EQ(j["without_file"], json({2}));
