@@ -100,8 +100,7 @@ void run_copies(const CopiesBench& b) {
 Command copies_command(CLI::App& program) {
   const auto b = std::make_shared<CopiesBench>();
   CLI::App* app = program.add_subcommand(
-      "copies",
-      "comparison of the ranks' copies of weights beside loading them; under mpirun, its processes");
+      "copies", "comparison of copies of weights beside loading them; over mpirun's processes");
   app->add_option("--folder", b->folder, "where to write (on the disk in question)")->capture_default_str();
   app->add_option("--gib", b->gib, "size of the file")
       ->check(CLI::Range(0.01, 1024.0))
