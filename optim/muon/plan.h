@@ -3,7 +3,6 @@
 
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <sherd/optim/muon/plan_cost.h>
@@ -19,7 +18,7 @@ using MuonPlan = MatrixPlan;
 /// Orthogonalization of matrices, as a plan needs it.
 class MuonWork : public MatrixWork {
  public:
-  explicit MuonWork(PlanOptions options) : o_(std::move(options)) {}
+  explicit MuonWork(const PlanOptions& options) : o_(options) {}
   std::string name() const override { return "Muon"; }
   std::string description() const override;
   std::vector<int64_t> options_as_words() const override;
