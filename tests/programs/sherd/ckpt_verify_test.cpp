@@ -155,8 +155,8 @@ TEST_F(CkptVerify, WithoutChecksumsOnlyStructureIsChecked) {
   const std::string path = make("run", 2);
   const Finished f = ckpt("verify " + path + "/model");
   EXPECT_EQ(f.exit_code, 0) << f.err;
-  EXPECT_THAT(f.out,
-              AllOf(HasSubstr("structure sound"), HasSubstr("checksums are missing, the data was not verified")));
+  EXPECT_THAT(f.out, AllOf(HasSubstr("structure sound"),
+                           HasSubstr("checksums are missing, the data was not verified")));
   std::filesystem::resize_file(path + "/" + kFile, std::filesystem::file_size(path + "/" + kFile) - 1);
   const Finished g = ckpt("verify " + path + "/model");
   EXPECT_EQ(g.exit_code, 1);
