@@ -17,7 +17,7 @@ small="--dim 128 --layers 4 --heads 4 --seq 128 --batch 16 --steps 20"
 
 # Every value of a metric in a run: values NAME FIELD; and their median: median NAME FIELD.
 values() { grep -oE "\"$2\": [0-9.e+-]+" "$work/logs/$1.jsonl" | cut -d' ' -f2; }
-median() { values "$1" "$2" | sort -g | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
+median() { values "$1" "$2" | sort -g | awk '{v[NR] = $1} END {printf "%.6g", v[int((NR + 1) / 2)]}'; }
 
 # same NAME NAME TOLERANCE: the losses of two runs, step by step, relative.
 same() {
@@ -283,12 +283,12 @@ optimizer() { [ "$1" = muon ] && echo "$muon" || echo "--optimizer adamw"; }
 
 # train_speed MODEL SEQ BATCH OPTIMIZER: a preset with its whole vocabulary, on random tokens.
 train_speed() {
-  local name=${1//[.-]/_}_$4 tokens=$work/tokens.u16 model="--model $1 --seq $2 --batch $3"
-  [ "$device" = cuda ] || model="--dim 64 --layers 2 --heads 2 --seq 64 --batch 2"
+  local name=${1//[.-]/_}_$4 tokens=$work/tokens.u16 model="--model $1 --from-scratch --seq $2 --batch $3" vocabulary=32000
+  [ "$device" = cuda ] || vocabulary=256 model="--dim 64 --layers 2 --heads 2 --seq 64 --batch 2"
   [ -e "$tokens" ] || python3 -c 'import array, random, sys
 random.seed(1)
-array.array("H", (random.randrange(32000) for _ in range(4_000_000))).tofile(open(sys.argv[1], "wb"))' "$tokens" || return
-  speed "$name" --from-scratch --tokens "$tokens" --token-format u16 $model $(optimizer "$4")
+array.array("H", (random.randrange(int(sys.argv[2])) for _ in range(4_000_000))).tofile(open(sys.argv[1], "wb"))' "$tokens" "$vocabulary" || return
+  speed "$name" --tokens "$tokens" --token-format u16 $model $(optimizer "$4")
 }
 
 # The byte model of 1.3 billion elements, by both optimizers.
