@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/kernels/reduce/reduce.h>
+#include <sherd/nn/detail/logits.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/kernels/loss/loss.h>
 
@@ -30,23 +32,18 @@ struct Head {
   int64_t chunk;
 
   int64_t rows() const { return x.size(0); }
-  Tensor logits(Stream& s, int64_t begin, int64_t end) const {
-    Tensor y = like(x, {end - begin, w.shape()[0]});
-    ops::gemm(s, y, x.rows(begin, end), false, w.data(), true);
-    return y;
+  ops::Columns logits(Stream& s, int64_t begin, int64_t end) const {
+    return detail::logits_of(s, x.rows(begin, end), w.data());
   }
   template <class F>
   void for_chunks(F f) const {
     for (int64_t at = 0; at < rows(); at += chunk) f(at, std::min(at + chunk, rows()));
   }
   // dx of these rows, and what they add to dw.
-  void backward(Stream& s, const Tensor& dlogits, const Tensor& dx, int64_t begin) const {
-    const int64_t end = begin + dlogits.size(0);
-    if (w.trainable()) {
-      const GradTarget dw = w.grad_for_overwrite();
-      ops::gemm(s, dw.grad, dlogits, true, x.rows(begin, end), false, 1, dw.beta);
-    }
-    if (dx.defined()) ops::gemm(s, dx.rows(begin, end), dlogits, false, w.data(), false);
+  void backward(Stream& s, const ops::Columns& dlogits, const Tensor& dx, int64_t begin, int64_t end) const {
+    const GradTarget dw = w.trainable() ? w.grad_for_overwrite() : GradTarget{};
+    detail::logits_backward(s, dlogits, x.rows(begin, end), w.data(), dw.grad, dw.beta,
+                            dx.defined() ? dx.rows(begin, end) : Tensor());
   }
 };
 
@@ -105,12 +102,14 @@ CrossEntropy linear_cross_entropy(const Var& x, const Parameter& w, const Tensor
   const Head head{in, targets.flat(), w, whole ? std::max<int64_t>(in.size(0), 1) : chunk};
   const Tensor losses = like_wide(in, {in.size(0)});
   const bool keeps = whole && recorded(x, w);
-  const auto kept = std::make_shared<Tensor>();  // of one chunk: the gradient of its logits
+  const auto kept =
+      std::make_shared<std::optional<ops::Columns>>();  // of one chunk: the gradient of its logits
   Var result = function(
       {x},
       [&](Stream& s) {
         head.for_chunks([&](int64_t begin, int64_t end) {
-          const Tensor logits = head.logits(s, begin, end), wanted = head.targets.flat(begin, end);
+          const ops::Columns logits = head.logits(s, begin, end);
+          const Tensor wanted = head.targets.flat(begin, end);
           if (keeps) {
             ops::cross_entropy_forward_backward(s, losses, logits, logits, wanted, scale);
             *kept = logits;
@@ -124,13 +123,11 @@ CrossEntropy linear_cross_entropy(const Var& x, const Parameter& w, const Tensor
         const Gradient& g = call.output();
         const Tensor dx = call.wants(0) ? like(head.x) : Tensor();
         head.for_chunks([&](int64_t begin, int64_t end) {
-          Tensor dlogits = std::exchange(*kept, {});
-          if (!dlogits.defined()) {
-            dlogits = head.logits(s, begin, end);
-            ops::cross_entropy_backward(s, dlogits, dlogits, head.targets.flat(begin, end), scale);
-          }
-          scale_by(s, dlogits, g);
-          head.backward(s, dlogits, dx, begin);
+          const bool there = kept->has_value();
+          const ops::Columns dlogits = there ? *std::exchange(*kept, {}) : head.logits(s, begin, end);
+          if (!there) ops::cross_entropy_backward(s, dlogits, dlogits, head.targets.flat(begin, end), scale);
+          scale_by(s, dlogits.matrix, g);
+          head.backward(s, dlogits, dx, begin, end);
         });
         return {dx};
       },

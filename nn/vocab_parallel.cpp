@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/gemm/gemm.h>
+#include <sherd/nn/detail/logits.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/embedding.h>
 #include <sherd/nn/kernels/embedding/embedding.h>
@@ -29,33 +31,31 @@ struct VocabHead {
 
   int64_t rows() const { return x.size(0); }
   ops::VocabPart part() const { return {cut.begin(), cut.vocab}; }
-  Tensor logits(Stream& s, int64_t begin, int64_t end) const {
-    const Tensor y = like(x, {end - begin, cut.tokens()});
-    ops::gemm(s, y, x.rows(begin, end), false, w.data().rows(0, cut.tokens()), true);
-    return y;
+  ops::Columns logits(Stream& s, int64_t begin, int64_t end) const {
+    return logits_of(s, x.rows(begin, end), w.data().rows(0, cut.tokens()));
   }
   template <class F>
   void for_chunks(F f) const {
     for (int64_t at = 0; at < rows(); at += chunk) f(at, std::min(at + chunk, rows()));
   }
-  void forward(Stream& s, const Tensor& logits, const Tensor& losses, const Tensor& lse, int64_t begin,
+  void forward(Stream& s, const ops::Columns& logits, const Tensor& losses, const Tensor& lse, int64_t begin,
                int64_t end) const {
-    const Tensor stats = like_f32(logits, {end - begin, 3});
+    const Tensor stats = like_f32(x, {end - begin, 3});
     ops::vocab_parallel_partial(s, stats, logits, targets.flat(begin, end), part());
     ops::vocab_parallel_combine(s, losses.flat(begin, end), lse.flat(begin, end), cut.tp.gather(s, stats));
   }
   // dlogits in the logits' place, then what they add to dw, and dx of these rows.
-  void backward(Stream& s, const Tensor& logits, const Tensor& lse, const Gradient& objective,
+  void backward(Stream& s, const ops::Columns& logits, const Tensor& lse, const Gradient& objective,
                 const Tensor& dx, int64_t begin, int64_t end) const {
     ops::vocab_parallel_backward(s, logits, logits, lse.flat(begin, end), targets.flat(begin, end), part(),
                                  scale);
-    scale_by(s, logits, objective);
-    if (w.trainable()) {
-      const GradTarget dw = w.grad_for_overwrite();
-      ops::gemm(s, dw.grad.rows(0, cut.tokens()), logits, true, x.rows(begin, end), false, 1, dw.beta);
-      if (dw.beta == 0 && cut.tokens() < cut.rows()) ops::fill(s, dw.grad.rows(cut.tokens(), cut.rows()), 0);
-    }
-    if (dx.defined()) ops::gemm(s, dx.rows(begin, end), logits, false, w.data().rows(0, cut.tokens()), false);
+    scale_by(s, logits.matrix, objective);
+    const GradTarget dw = w.trainable() ? w.grad_for_overwrite() : GradTarget{};
+    logits_backward(s, logits, x.rows(begin, end), w.data().rows(0, cut.tokens()),
+                    dw.grad.defined() ? dw.grad.rows(0, cut.tokens()) : Tensor(), dw.beta,
+                    dx.defined() ? dx.rows(begin, end) : Tensor());
+    if (dw.grad.defined() && dw.beta == 0 && cut.tokens() < cut.rows())
+      ops::fill(s, dw.grad.rows(cut.tokens(), cut.rows()), 0);
   }
 };
 
@@ -113,12 +113,12 @@ CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const
   const Tensor losses = like_f32(in, {in.size(0)}), lse = like_f32(in, {in.size(0)});
   const Tape* const tape = detail::tape_of({x}, {w});
   const bool keeps = whole && tape != nullptr && tape->recording();
-  const auto kept = std::make_shared<Tensor>();  // the logits of one chunk
+  const auto kept = std::make_shared<std::optional<ops::Columns>>();  // the logits of one chunk
   Var result = function(
       {entered},
       [&](Stream& s) {
         head.for_chunks([&](int64_t begin, int64_t end) {
-          const Tensor logits = head.logits(s, begin, end);
+          const ops::Columns logits = head.logits(s, begin, end);
           head.forward(s, logits, losses, lse, begin, end);
           if (keeps) *kept = logits;
         });
@@ -127,8 +127,8 @@ CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const
       [head, lse, kept](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dx = call.wants(0) ? like(head.x) : Tensor();
         head.for_chunks([&](int64_t begin, int64_t end) {
-          Tensor logits = std::exchange(*kept, {});
-          if (!logits.defined()) logits = head.logits(s, begin, end);
+          const ops::Columns logits =
+              kept->has_value() ? *std::exchange(*kept, {}) : head.logits(s, begin, end);
           head.backward(s, logits, lse, call.output(), dx, begin, end);
         });
         return {dx.defined() ? Gradient(dx) : Gradient()};

@@ -76,7 +76,7 @@ else
   build || exit "${ended:-1}"
   begin=$SECONDS
 fi
-export here work bin bench data device
+export here work bin bench data device NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 {
   echo "gpu_check of $(date -u +%Y-%m-%dT%H:%MZ), ${only:-everything}${minutes:+, $minutes minutes}"
   { [ "$device" = cuda ] && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader; } 2>/dev/null ||

@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
 # Part of gpu_check.sh: what the steps do. Runs the function that is named; here, work, bin, bench, data and device come
 # from gpu_check.sh. Lines "figure: ..." go to the summary, exit code 77 is a SKIP; what is in $work/logs is archived.
-# shellcheck disable=SC2086,SC2154
+# shellcheck disable=SC2046,SC2086,SC2154
 set -uo pipefail
 
 skip() { echo "figure: $*"; exit 77; }
 
 # A run of train_gpt: run NAME FLAGS... writes metrics to logs/NAME.jsonl.
 run() {
-  local name=$1
+  local name=$1 text=(--data "$data")
   shift
-  "$bin/train_gpt" --data "$data" --metrics "$work/logs/$name.jsonl" --quiet "$@"
+  [[ " $* " != *" --tokens "* ]] || text=()
+  "$bin/train_gpt" "${text[@]}" --metrics "$work/logs/$name.jsonl" --quiet "$@"
 }
 small="--dim 128 --layers 4 --heads 4 --seq 128 --batch 16 --steps 20"
 
 # Every value of a metric in a run: values NAME FIELD; and their median: median NAME FIELD.
 values() { grep -oE "\"$2\": [0-9.e+-]+" "$work/logs/$1.jsonl" | cut -d' ' -f2; }
-median() { values "$1" "$2" | sort -g | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
+median() { values "$1" "$2" | sort -g | awk '{v[NR] = $1} END {printf "%.6g", v[int((NR + 1) / 2)]}'; }
 
 # same NAME NAME TOLERANCE: the losses of two runs, step by step, relative.
 same() {
@@ -31,13 +32,44 @@ same() {
 
 # ---- tests
 
+# side_by_side "NAME LIMIT FUNCTION ARGUMENTS"...: all at once, each with its own log; one line says how each ended.
+side_by_side() {
+  local entry name limit call code word result=77 cpus tied
+  local -A of=()
+  cpus=$(nproc)
+  for entry in "$@"; do
+    read -r name limit call <<<"$entry"
+    tied=()  # what computes on the CPU as well has four processors of its own
+    [[ $cpus -lt 8 || $name != *crossing && $name != *cpu* ]] || tied=(taskset -c "$((cpus - 4))-$((cpus - 1))")
+    # In this script's process group, with which all of them end.
+    "${tied[@]}" timeout --foreground -k 5 "$limit" bash "$0" $call >"$work/logs/$name.log" 2>&1 &
+    of[$name]=$!
+  done
+  for entry in "$@"; do
+    name=${entry%% *}
+    wait "${of[$name]}"
+    code=$?
+    case $code in
+      0) word=passed; [ $result = 1 ] || result=0 ;;
+      77) word=skipped ;;
+      124 | 137) word="ended at its limit" result=1 ;;
+      *) word="failed with exit code $code" result=1 ;;
+    esac
+    echo "figure: $name $word"
+    grep -h '^figure: ' "$work/logs/$name.log" | sed 's/^figure: /figure:   /'
+    [ $code = 0 ] || [ $code = 77 ] || grep -hE '^\[  FAILED|: Failure' "$work/logs/$name.log" | head -6 | cut -c1-200 | sed 's/^/figure:   /'
+  done
+  return $result
+}
+
+# kernel_tests SHARD: every sixth test of each program.
 kernel_tests() {
   local program found=0 failed=0
   [ "$device" = cuda ] || skip "the CUDA kernels' tests are for GPUs"
   for program in "$bin"/test_cuda*; do
     [[ -x $program && $program != *cuda_host* ]] || continue
     found=1
-    gtest "$program" || failed=1
+    gtest "$program" "$1" || failed=1
   done
   [ $found = 1 ] || skip "$bin has no CUDA test programs"
   return $failed
@@ -46,12 +78,12 @@ kernel_tests() {
 # Suites that find no GPU skip every test: that counts as a failure.
 gtest() {
   local log
-  log=$work/logs/$(basename "$1").gtest
-  "$1" --gtest_brief=1 2>&1 | tee "$log"
+  log=$work/logs/$(basename "$1")_$2
+  GTEST_TOTAL_SHARDS=6 GTEST_SHARD_INDEX=$2 "$1" --gtest_brief=1 --gtest_output="json:$log.json" 2>&1 | tee "$log.gtest"
   local code=${PIPESTATUS[0]}
-  grep -q '^\[  SKIPPED \] every test' "$log" && { echo "figure: no GPU, nothing ran"; return 1; }
-  echo "figure: $(grep -hE '^\[  (PASSED|SKIPPED|FAILED) +\] [0-9]+ tests?' "$log" | sed 's/^\[ *\([A-Z]*\) *\]/\1/' | paste -sd' ')"
-  [ "$code" = 0 ] && ! grep -qE '^\[  PASSED  \] 0 tests' "$log"
+  grep -q '^\[  SKIPPED \] every test' "$log.gtest" && { echo "figure: no GPU, nothing ran"; return 1; }
+  echo "figure: $(grep -hE '^\[  (PASSED|SKIPPED|FAILED) +\] [0-9]+ tests?' "$log.gtest" | sed 's/^\[ *\([A-Z]*\) *\]/\1/' | paste -sd' ')"
+  [ "$code" = 0 ] && ! grep -qE '^\[  PASSED  \] 0 tests' "$log.gtest"
 }
 
 # Losses in fp32 differ by the order of sums alone.
@@ -231,33 +263,39 @@ torch_figures() {
 
 muon="--optimizer muon --ns-form gram --muon-working fp16 --muon-payload fp16"
 
-# The measured bf16 product of bench_device, TFLOP/s, or nothing.
-ceiling() { awk '/^gemm bf16/ { for (i = 1; i <= NF; ++i) last = $i; print last; exit }' "$work/logs/device.txt" 2>/dev/null; }
-
 # A step must wait for nothing on the host.
 no_waits() {
   values "$1" host_syncs | awk -v name="$1" '
     $1 != 0 { bad = 1 } END { print "figure: " name ": host synchronisations in a step: " (bad ? "some" : NR ? 0 : "unknown"); exit bad || !NR }'
 }
 
-# train_speed NAME LAYERS DIM HEADS BATCH: bf16, sequences of 1024, both optimizers. Operations of a token: 6 for each
-# element of a matrix and 6 T D of causal attention a layer.
+# speed NAME FLAGS...: a run in bf16; tokens a second and their share of the GPU's peak.
+speed() {
+  local name=$1
+  shift
+  run "$name" --device "$device" --precision bf16 --steps 8 "$@" || return
+  echo "figure: $name: $(median "$name" tokens_per_s) tokens/s, step $(median "$name" step_ms) ms, optimizer $(median "$name" optim_ms) ms," \
+    "mfu $(median "$name" mfu), peak $(values "$name" peak_bytes | sort -g | tail -1 | awk '{printf "%.1f", $1 / 2 ^ 30}') GiB"
+  no_waits "$name"
+}
+
+optimizer() { [ "$1" = muon ] && echo "$muon" || echo "--optimizer adamw"; }
+
+# train_speed MODEL SEQ BATCH OPTIMIZER: a preset with its whole vocabulary, on random tokens.
 train_speed() {
-  local name=$1 layers=$2 dim=$3 heads=$4 batch=$5 seq=1024 steps=10 optimizer of
-  [ "$device" = cuda ] || layers=2 dim=64 heads=2 batch=4 seq=64 steps=4
-  for optimizer in "--optimizer adamw" "$muon"; do
-    of=${name}_$([ "$optimizer" = "$muon" ] && echo muon || echo adamw)
-    run "$of" $optimizer --device "$device" --precision bf16 --dim $dim --layers $layers --heads $heads --seq $seq \
-      --batch $batch --steps $steps || return
-    awk -v what="$name, ${optimizer%% --ns*}, $batch sequences of $seq" -v speed="$(median "$of" tokens_per_s)" \
-      -v flops=$((layers * (72 * dim * dim + 6 * seq * dim) + 6 * 256 * dim)) -v top="$(ceiling)" 'BEGIN {
-        tflops = speed * flops / 1e12
-        printf "figure: %s: %.0f tokens/s, %.3g TFLOP/s", what, speed, tflops
-        if (top > 0) printf ", %.0f %% of gemm bf16 (%.0f)", 100 * tflops / top, top
-        print ""
-      }'
-    no_waits "$of" || return
-  done
+  local name=${1//[.-]/_}_$4 tokens=$work/tokens.u16 model="--model $1 --from-scratch --seq $2 --batch $3" vocabulary=32000
+  [ "$device" = cuda ] || vocabulary=256 model="--dim 64 --layers 2 --heads 2 --seq 64 --batch 2"
+  [ -e "$tokens" ] || python3 -c 'import array, random, sys
+random.seed(1)
+array.array("H", (random.randrange(int(sys.argv[2])) for _ in range(4_000_000))).tofile(open(sys.argv[1], "wb"))' "$tokens" "$vocabulary" || return
+  speed "$name" --tokens "$tokens" --token-format u16 $model $(optimizer "$4")
+}
+
+# The byte model of 1.3 billion elements, by both optimizers.
+bytes_speed() {
+  local of size="--dim 2048 --layers 26 --heads 16 --seq 1024 --batch 16"
+  [ "$device" = cuda ] || size="--dim 64 --layers 2 --heads 2 --seq 64 --batch 4"
+  for of in adamw muon; do speed "bytes_1300m_$of" --data "$data" $size $(optimizer $of) || return; done
 }
 
 # Step times of both optimizers at half a million tokens a step.
@@ -277,4 +315,5 @@ timeline() {
     echo "figure: timeline.svg and trace.json are in the archive"
 }
 
+[ "$device" != cuda ] || nvidia-smi -L 2>/dev/null | grep -q GPU || skip "no GPU"
 "$@"

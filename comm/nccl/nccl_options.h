@@ -32,6 +32,10 @@ struct NcclOptions {
   /// 2 MiB are counted. Where NCCL has no windows or the ranks' buffers differ, memory is as without the
   /// option, and BufferSet::describe() gives the reason. NCCL may use another order of summation in windows.
   bool windows = false;
+  /// Leaves NCCL the sums of NVLink's switches (NVLS), whose order differs between calls: faster where a host
+  /// has such switches, but a run repeated has other bits in fp32 sums. Otherwise NCCL_NVLS_ENABLE is set to 0
+  /// before NCCL's first call, unless the environment sets it.
+  bool nvls = false;
   /// Prefix of the world's keys in the store: one name per world made from one store.
   std::string name = "world";
 };

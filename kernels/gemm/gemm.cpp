@@ -79,26 +79,17 @@ void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, c
       .dims("C", c.matrix, 2)
       .dtype("A", a.matrix, kActivations);
   check.dtype("B", b.matrix, a.matrix.dtype()).dtype("C", c.matrix, {DType::f32, a.matrix.dtype()}).done();
-  for (const Columns* o : {&a, &b, &c})
-    require(o->begin >= 0 && o->count >= 0 && o->begin + o->count <= o->matrix.size(1),
-            fmt::format("gemm_columns: columns [{}, {}) of a matrix {}", o->begin, o->begin + o->count,
-                        to_string(o->matrix.shape())));
-  const auto at = [](const Columns& o) {
-    Ref r = ref(o.matrix);
-    // A matrix without elements may have no memory to count from.
-    if (o.matrix.numel() > 0) r.data = static_cast<char*>(r.data) + o.begin * size_of(o.matrix.dtype());
-    return r;
-  };
+  require_columns("gemm_columns", {&a, &b, &c});
   const auto rows = [](const Columns& o, bool trans) { return trans ? o.count : o.matrix.size(0); };
   const auto cols = [](const Columns& o, bool trans) { return trans ? o.matrix.size(0) : o.count; };
-  GemmArgs g{.trans_a = trans_a, .trans_b = trans_b, .a = at(a), .b = at(b), .c = at(c)};
+  GemmArgs g{.trans_a = trans_a, .trans_b = trans_b, .a = ref(a), .b = ref(b), .c = ref(c)};
   g.m = rows(a, trans_a);
   g.k = cols(a, trans_a);
   g.n = cols(b, trans_b);
   g.beta = beta;
-  g.lda = std::max<int64_t>(1, a.matrix.size(1));
-  g.ldb = std::max<int64_t>(1, b.matrix.size(1));
-  g.ldc = std::max<int64_t>(1, c.matrix.size(1));
+  g.lda = ld(a);
+  g.ldb = ld(b);
+  g.ldc = ld(c);
   check
       .that(rows(b, trans_b) == g.k && c.matrix.size(0) == g.m && c.count == g.n,
             fmt::format("op(A) [{}, {}] times op(B) [{}, {}] is not C [{}, {}]", g.m, g.k, rows(b, trans_b),

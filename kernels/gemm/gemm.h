@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <sherd/kernels/device/columns.h>
 #include <sherd/kernels/device/ref.h>
 #include <sherd/kernels/device/tensor.h>
 
@@ -44,13 +45,6 @@ namespace ops {
 /// What GemmArgs says, for 2-D tensors; op(A) is A or, with trans_a, its transpose, and B likewise.
 void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
           float alpha = 1, float beta = 0);
-/// Columns [begin, begin + count) of a dense matrix: an operand or a result that lies between others.
-struct Columns {
-  Columns(const Tensor& all) : matrix(all), begin(0), count(all.dim() == 2 ? all.size(1) : 0) {}
-  Columns(const Tensor& all, int64_t from, int64_t columns) : matrix(all), begin(from), count(columns) {}
-  Tensor matrix;
-  int64_t begin, count;
-};
 /// gemm() of columns of larger matrices; those beside C's stay as they are. @throws InvalidArgument for columns that
 /// lie outside.
 void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, const Columns& b, bool trans_b,

@@ -72,6 +72,7 @@ sherd::LaunchOptions launch_options(const TrainConfig& config) {
   launch.nccl.check_calls = config.nccl_check_calls;
   launch.nccl.register_buffers = config.nccl_register_buffers;
   launch.nccl.windows = config.nccl_windows;
+  launch.nccl.nvls = config.nccl_nvls;
   launch.timeout = std::chrono::milliseconds(std::llround(config.comm_timeout * 1e3));
   launch.flight_recorder.folder = config.flight_recorder;
   return launch;

@@ -137,6 +137,23 @@ TEST(NcclEnd, WhatASplitMadeWhileTheLaunchFailedIsAbortedToo) {
   }
 }
 
+// Sums in NVLink's switches have another order in each call.
+TEST(NcclEnd, SwitchesSumOnlyWhereTheOptionOrTheEnvironmentAllowsIt) {
+  const auto after = [](const char* set, bool nvls) {
+    set ? setenv("NCCL_NVLS_ENABLE", set, 1) : unsetenv("NCCL_NVLS_ENABLE");
+    NcclOptions options = quick(60s);
+    options.nvls = nvls;
+    EXPECT_THAT(run(cpu_devices(2), options, {}, [](RankContext&) {}).texts, Each(""));
+    const char* const found = std::getenv("NCCL_NVLS_ENABLE");
+    const std::string value = found ? found : "unset";
+    unsetenv("NCCL_NVLS_ENABLE");
+    return value;
+  };
+  EXPECT_EQ(after(nullptr, false), "0");
+  EXPECT_EQ(after("1", false), "1");
+  EXPECT_EQ(after(nullptr, true), "unset");
+}
+
 TEST(NcclRegistration, HappensOncePerRangeAndIsUndone) {
   NcclOptions options = quick(60s);
   options.register_buffers = true;

@@ -28,30 +28,39 @@ echo "gemm bf16 ours 1.0 700"
 echo "cannot go on" >&2
 exit 3
 END
+printf '#!/bin/sh\nexit 9\n' >"$box/bin/nvidia-smi"
 chmod +x "$box"/bin/*
 : >"$box/stay"
 
 "$root/scripts/gpu_check.sh" --list >"$box/list" || failed=1
-expect "$box/list" '^test_cuda_kernels +tests +[0-9]+ s'
-[ "$(sed -n 2p "$box/list" | cut -d' ' -f1)" = test_cuda_kernels ] || { echo "the kernels' tests are not first"; failed=1; }
+expect "$box/list" '^kernels_0 +tests +[0-9]+ s'
+[ "$(sed -n 2p "$box/list" | cut -d' ' -f1)" = kernels_0 ] || { echo "the kernels' tests are not first"; failed=1; }
 
-# A minute: what is expected to take longer than is left is named and not begun; one failed step ends nothing.
-"$root/scripts/gpu_check.sh" --minutes 1 --out "$box/out" >"$box/said" 2>&1
+# Two minutes: what is expected to take longer than is left is named and not begun; one failed step ends nothing.
+"$root/scripts/gpu_check.sh" --minutes 2 --out "$box/out" >"$box/said" 2>&1
 [ $? = 1 ] || { echo "a failed step is exit code 1"; failed=1; }
 summary=$box/out/summary.txt
-expect "$summary" '^NOT RUN +test_cuda_kernels +expected to take 60 s, [0-9]+ are left'
-expect "$summary" '^PASS +strategies_bits'
+expect "$summary" '^NOT RUN +sanitizers +expected to take 150 s, [0-9]+ are left'
+expect "$summary" '^PASS +correctness'
+expect "$summary" '^ +strategies_bits passed'
+expect "$summary" '^ +kernels_3 skipped'
 expect "$summary" '^ +zero0 to zero3 on 4 ranks'
 expect "$summary" '^FAIL +bench_device .*exit code 3'
 expect "$summary" '^ +gemm bf16 ours'
 expect "$summary" '\| cannot go on'
-expect "$summary" '^SKIP +nccl_one_rank'
+expect "$summary" '^ +nccl_one_rank skipped'
 expect "$summary" '[0-9]+ passed, [0-9]+ skipped, [1-9][0-9]* failed, [1-9][0-9]* not run'
 tar -tzf "$box/out/logs.tar.gz" >"$box/archive" || failed=1
 expect "$box/archive" 'logs/strategies_bits\.log'
 expect "$box/archive" 'logs/bits_zero3\.jsonl'
 [ "$(find "$box/out" -type f | wc -l)" = 2 ] || { echo "more than two files:"; ls -R "$box/out"; failed=1; }
 [ -z "$(ls -A "$TMPDIR")" ] || { echo "left behind:"; ls -R "$TMPDIR"; failed=1; }
+
+# Without a GPU no step that needs one passes, and the run is a failure.
+GPU_CHECK_DEVICE=cuda PATH=$box/bin:$PATH "$root/scripts/gpu_check.sh" --out "$box/none" >/dev/null 2>&1
+[ $? = 1 ] || { echo "a run of nothing is exit code 1"; failed=1; }
+expect "$box/none/summary.txt" '^0 passed, [1-9][0-9]* skipped, 0 failed, 0 not run'
+expect "$box/none/summary.txt" 'no GPU'
 
 # One step alone.
 "$root/scripts/gpu_check.sh" --only runs_repeat --out "$box/one" >/dev/null 2>&1 || { echo "--only failed"; failed=1; }
@@ -89,7 +98,7 @@ expect_stop() { # expect_stop NAME CODE: in time, and nothing left
 }
 expect_end() { # expect_end NAME CODE STEP: and with both files
   expect_stop "$1" "$2"
-  expect "$box/$1/summary.txt" '^SKIP +newton_schulz_hopper'
+  expect "$box/$1/summary.txt" '^SKIP +correctness'
   expect "$box/$1/summary.txt" "^CUT OFF +$3 .*ended by SIG"
   expect "$box/$1/summary.txt" '^0 passed, 1 skipped, 0 failed, [1-9] not run or cut off'
   expect "$box/$1/summary.txt" '^NOT RUN +timeline .*ended by SIG|^CUT OFF +sanitizers'
@@ -100,12 +109,12 @@ cat >"$box/stay" <<'END'
 echo $$ >>"$box/pids"
 exec sleep 60
 END
-ended term newton_schulz_hopper,train_124m,timeline 1 TERM alone
-expect_end term 143 train_124m
+ended term nccl_one_rank,gpt2_124m,timeline 1 TERM alone
+expect_end term 143 gpt2_124m
 cp "$box/stay" "$box/plain"
 sed "1i trap '' TERM" "$box/plain" >"$box/stay"
-ended interrupt newton_schulz_hopper,train_124m,timeline 1 INT all
-expect_end interrupt 130 train_124m
+ended interrupt nccl_one_rank,gpt2_124m,timeline 1 INT all
+expect_end interrupt 130 gpt2_124m
 
 # Programs side by side.
 cat >"$box/bin/compute-sanitizer" <<'END'
@@ -115,7 +124,7 @@ case $* in *Fill* | --help) exit ;; esac
 END
 printf '#!/bin/sh\n' >"$box/bin/test_cuda_kernels"
 chmod +x "$box"/bin/*
-PATH=$box/bin:$PATH ended side_by_side newton_schulz_hopper,sanitizers 4 TERM alone
+PATH=$box/bin:$PATH ended side_by_side nccl_one_rank,sanitizers 4 TERM alone
 expect_end side_by_side 143 sanitizers
 
 # While it builds.
@@ -124,14 +133,14 @@ cat >"$box/bin/cmake" <<'END'
 . "$box/stay"
 END
 chmod +x "$box/bin/cmake"
-GPU_CHECK_BIN='' PATH=$box/bin:$PATH ended build train_124m 1 TERM alone
+GPU_CHECK_BIN='' PATH=$box/bin:$PATH ended build gpt2_124m 1 TERM alone
 expect_stop build 143
 
 # Killed, the script can do nothing: both files say what was before it, and its programs end where the system sees to it.
 cp "$box/plain" "$box/stay"
-ended killed newton_schulz_hopper,train_124m 1 KILL all
-expect "$box/killed/summary.txt" '^SKIP +newton_schulz_hopper'
-expect "$box/killed/summary.txt" '^RUNNING +train_124m'
+ended killed nccl_one_rank,gpt2_124m 1 KILL all
+expect "$box/killed/summary.txt" '^SKIP +correctness'
+expect "$box/killed/summary.txt" '^RUNNING +gpt2_124m'
 tar -tzf "$box/killed/logs.tar.gz" >/dev/null || failed=1
 if setpriv --pdeathsig TERM true 2>/dev/null; then
   for _ in $(seq 100); do any_left || break; sleep 0.1; done

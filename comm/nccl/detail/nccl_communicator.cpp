@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <numeric>
@@ -234,6 +235,8 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
         "and at least 1 ms",
         rank, size, options.timeout.count(), options.poll.count()));
   const std::string where = fmt::format("making the world on rank {} of {}", rank, size);
+  // Before all ranks meet below: NCCL, which reads the environment, begins after that.
+  if (!options.nvls) ::setenv("NCCL_NVLS_ENABLE", "0", 0);
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto recorder = std::make_shared<comm::FlightRecorder>(options.flight_recorder, rank, size);

@@ -15,7 +15,7 @@ namespace sherd {
 ///
 /// Differences to Communicator's contract:
 /// - f32 and f64 sums: NCCL's own order, which is fixed for a given number of ranks, size and machine but is
-///   not the pairwise tree; two orders differ by at most about (size-1) * 2^-23 (2^-52) times the sum of the
+///   not the pairwise tree, and without options.nvls the same in every call; two orders differ by at most about (size-1) * 2^-23 (2^-52) times the sum of the
 ///   magnitudes. bf16 and f16 sums always have Communicator's bits, as f32 and f64 do with exact_order.
 /// - max and min of NaN: NCCL's result, but with exact_order as Communicator's.
 /// - send may complete before the receiver has the data; its buffer may be reused then.

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <sherd/kernels/device/columns.h>
 #include <sherd/kernels/device/ref.h>
 #include <sherd/kernels/device/tensor.h>
 
@@ -82,6 +83,14 @@ class Check {
   std::string problems_;
 };
 
+/// dlogits are columns as the logits are.
+inline void check_gradient(Check& check, const Columns& dlogits, const Columns& logits) {
+  check.dtype("dlogits", dlogits.matrix, logits.matrix.dtype())
+      .shape("dlogits", dlogits.matrix, logits.matrix.shape())
+      .that(dlogits.begin == logits.begin && dlogits.count == logits.count,
+            "dlogits are other columns than logits");
+}
+
 /// The number on the device that stops a step: one i64, or none.
 inline void check_skip(Check& check, const Tensor& skip) {
   if (skip.defined()) check.dtype("skip", skip, DType::i64).count("skip", skip, 1);
@@ -108,6 +117,21 @@ inline void require_distinct(const char* op, const Tensor& out, const Tensor& in
 }
 
 inline Ref ref(const Tensor& t) { return {t.raw(), t.dtype()}; }
+inline Ref ref(const Columns& c) {
+  Ref r = ref(c.matrix);
+  // A matrix without elements may have no memory to count from.
+  if (c.matrix.numel() > 0) r.data = static_cast<char*>(r.data) + c.begin * size_of(c.matrix.dtype());
+  return r;
+}
+/// Elements from row to row.
+inline int64_t ld(const Columns& c) { return std::max<int64_t>(1, c.matrix.size(1)); }
+/// @throws InvalidArgument for columns that lie outside the matrix.
+inline void require_columns(const char* op, std::initializer_list<const Columns*> all) {
+  for (const Columns* c : all)
+    require(c->begin >= 0 && c->count >= 0 && c->begin + c->count <= c->matrix.size(1),
+            fmt::format("{}: columns [{}, {}) of a matrix {}", op, c->begin, c->begin + c->count,
+                        to_string(c->matrix.shape())));
+}
 
 template <class T>
 T* pointer(const Tensor& t) {

@@ -47,7 +47,7 @@ void for_rows(ExecutionContext& ctx, const CrossEntropyArgs& a, F f) {
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, a.vocab));
   parallel_for(ctx, a.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const T* x = a.logits.as<T>() + i * a.vocab;
+      const T* x = a.logits.as<T>() + i * a.ld;
       f(i, x, softmax_of(x, a.vocab));
     }
   });
@@ -66,7 +66,7 @@ void cross_entropy_backward(ExecutionContext& ctx, const CrossEntropyArgs& a) {
   with_activation(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
     for_rows<T>(ctx, a, [&](int64_t i, const T* x, const Softmax& of) {
-      gradient(a.dlogits.as<T>() + i * a.vocab, x, a.vocab, of, a.targets[i], a.scale);
+      gradient(a.dlogits.as<T>() + i * a.ld, x, a.vocab, of, a.targets[i], a.scale);
     });
   });
 }
@@ -76,7 +76,7 @@ void cross_entropy_forward_backward(ExecutionContext& ctx, const CrossEntropyArg
     using T = decltype(type);
     for_rows<T>(ctx, a, [&](int64_t i, const T* x, const Softmax& of) {
       a.losses.as<float>()[i] = loss_of(of, x, a.targets[i]);
-      gradient(a.dlogits.as<T>() + i * a.vocab, x, a.vocab, of, a.targets[i], a.scale);
+      gradient(a.dlogits.as<T>() + i * a.ld, x, a.vocab, of, a.targets[i], a.scale);
     });
   });
 }

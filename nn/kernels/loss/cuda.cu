@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
     SHERD_DYNAMIC_SHARED(Pack<T>, shared);
     cache = shared + me.in_block * cached;
   }
-  const PackedRow<T, kAligned> x = row_of<T, kAligned>(a.logits, me.row, a.vocab);
+  const LogitsRow<T, kAligned> x(a.logits, me.row, a.vocab, a.ld);
   const int64_t target = a.targets[me.row];
   const bool known = target >= 0 && target < a.vocab;  // else check_indices has failed the stream
   const float wanted = known ? to_float(x.data[target]) : NAN;
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
     static_cast<float*>(a.losses.data)[me.row] = of.max - wanted + logf(of.sum);
   if (a.dlogits.data == nullptr) return;
   __syncwarp();  // all have read `wanted` before any writes to dlogits, which may be logits
-  const PackedRow<T, kAligned> dx = row_of<T, kAligned>(a.dlogits, me.row, a.vocab);
+  const LogitsRow<T, kAligned> dx(a.dlogits, me.row, a.vocab, a.ld);
   scaled_exp<kThreads>(dx, x, me.thread, cache, cached, of.max, a.scale / of.sum);
   if (known && owns<kThreads, T>(me.thread, target))
     put(dx.data[target], (exp_of(wanted - of.max) / of.sum - 1.0f) * a.scale);
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
 void cross_entropy(ExecutionContext& context, const char* what, const CrossEntropyArgs& a) {
   with_f32_bf16(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
-    with_logits_form<T>(a.vocab, {a.logits.data, a.dlogits.data}, [&](auto threads, auto aligned) {
+    with_logits_form<T>(a.vocab, a.ld, {a.logits.data, a.dlogits.data}, [&](auto threads, auto aligned) {
       constexpr int kRows = kBlockThreads<threads()> / threads();
       const auto kernel = cross_entropy_rows<T, threads(), aligned()>;
       const int64_t room = dynamic_shared_limit(context, what, reinterpret_cast<const void*>(kernel)) /

@@ -11,15 +11,17 @@ namespace {
 
 // What the entries of cross-entropy share. Losses and dlogits are checked and set where they are asked for.
 void cross_entropy(Stream& s, const char* op, void (*kernel)(ExecutionContext&, const CrossEntropyArgs&),
-                   const Tensor* losses, const Tensor* dlogits, const Tensor& logits, const Tensor& targets,
+                   const Tensor* losses, const Columns* dlogits, const Columns& logits, const Tensor& targets,
                    float scale) {
   Check check(op);
-  check.dims("logits", logits, 2).dtype("logits", logits, kActivations).dtype("targets", targets, DType::i32);
-  check.count("targets", targets, logits.size(0));
-  if (losses) check.dtype("losses", *losses, wide(logits.dtype())).count("losses", *losses, logits.size(0));
-  if (dlogits) check.dtype("dlogits", *dlogits, logits.dtype()).shape("dlogits", *dlogits, logits.shape());
+  const Tensor& in = logits.matrix;
+  check.dims("logits", in, 2).dtype("logits", in, kActivations).dtype("targets", targets, DType::i32);
+  check.count("targets", targets, in.size(0));
+  if (losses) check.dtype("losses", *losses, wide(in.dtype())).count("losses", *losses, in.size(0));
+  if (dlogits) check_gradient(check, *dlogits, logits);
   check.done();
-  CrossEntropyArgs a{.rows = logits.size(0), .vocab = logits.size(1), .logits = ref(logits)};
+  require_columns(op, {&logits});
+  CrossEntropyArgs a{.rows = in.size(0), .vocab = logits.count, .ld = ld(logits), .logits = ref(logits)};
   a.targets = targets.data<int32_t>();
   if (losses) a.losses = ref(*losses);
   if (dlogits) a.dlogits = ref(*dlogits);
@@ -30,19 +32,19 @@ void cross_entropy(Stream& s, const char* op, void (*kernel)(ExecutionContext&, 
 
 }  // namespace
 
-void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits, const Tensor& targets) {
+void cross_entropy_forward(Stream& s, const Tensor& losses, const Columns& logits, const Tensor& targets) {
   cross_entropy(s, "cross_entropy_forward", kernels<LossKernels>(s).cross_entropy_forward, &losses, nullptr,
                 logits, targets, 1);
 }
 
-void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
+void cross_entropy_backward(Stream& s, const Columns& dlogits, const Columns& logits, const Tensor& targets,
                             float scale) {
   cross_entropy(s, "cross_entropy_backward", kernels<LossKernels>(s).cross_entropy_backward, nullptr,
                 &dlogits, logits, targets, scale);
 }
 
-void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Tensor& dlogits,
-                                    const Tensor& logits, const Tensor& targets, float scale) {
+void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Columns& dlogits,
+                                    const Columns& logits, const Tensor& targets, float scale) {
   cross_entropy(s, "cross_entropy_forward_backward", kernels<LossKernels>(s).cross_entropy_forward_backward,
                 &losses, &dlogits, logits, targets, scale);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <sherd/kernels/device/columns.h>
 #include <sherd/kernels/device/ref.h>
 #include <sherd/kernels/device/tensor.h>
 
@@ -10,9 +11,10 @@ namespace sherd {
 
 /// losses[i] = logsumexp(logits[i]) - logits[i][target[i]] (nats).
 /// Backward: dlogits[i] = (softmax(logits[i]) - onehot(target[i])) * scale; dlogits may be logits.
-/// Both at once give the same bits and read the logits once.
+/// Both at once give the same bits and read the logits once. Rows of logits and dlogits are ld elements apart;
+/// nothing between them is written.
 struct CrossEntropyArgs {
-  int64_t rows = 0, vocab = 0;
+  int64_t rows = 0, vocab = 0, ld = 0;
   Ref logits{}, dlogits{};
   const int32_t* targets = nullptr;
   Ref losses{};
@@ -32,13 +34,13 @@ struct LossKernels {
 
 namespace ops {
 
-/// logits, dlogits [rows, vocab], targets i32 (rows elements), losses f32 [rows]. A target outside [0, vocab)
-/// fails the stream with InvalidArgument.
-void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits, const Tensor& targets);
-void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
+/// logits, dlogits [rows, vocab], both with rows of one length where they are columns of larger matrices; targets
+/// i32 (rows elements), losses f32 [rows]. A target outside [0, vocab) fails the stream with InvalidArgument.
+void cross_entropy_forward(Stream& s, const Tensor& losses, const Columns& logits, const Tensor& targets);
+void cross_entropy_backward(Stream& s, const Columns& dlogits, const Columns& logits, const Tensor& targets,
                             float scale);
-void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Tensor& dlogits,
-                                    const Tensor& logits, const Tensor& targets, float scale);
+void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Columns& dlogits,
+                                    const Columns& logits, const Tensor& targets, float scale);
 
 }  // namespace ops
 }  // namespace sherd

@@ -10,9 +10,9 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) softmax_rows(SoftmaxA
   const RowThread<kThreads> me;
   if (me.row >= a.rows) return;
   const PackedRow<T, kAligned> x = row_of<T, kAligned>(a.x, me.row, a.cols);
-  const Softmax of = softmax_of<kThreads, T, kAligned>(x, me.thread, nullptr, 0);
-  scaled_exp<kThreads, T, kAligned>(row_of<T, kAligned>(a.y, me.row, a.cols), x, me.thread, nullptr, 0,
-                                    of.max, 1.0f / of.sum);
+  const Softmax of = softmax_of<kThreads>(x, me.thread, nullptr, 0);
+  scaled_exp<kThreads>(row_of<T, kAligned>(a.y, me.row, a.cols), x, me.thread, nullptr, 0, of.max,
+                       1.0f / of.sum);
 }
 
 template <class T, int kThreads, bool kAligned>
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) softmax_backward_rows
 void softmax_forward(ExecutionContext& context, const SoftmaxArgs& a) {
   with_f32_bf16(a.x.dtype, [&](auto type) {
     using T = decltype(type);
-    with_logits_form<T>(a.cols, {a.x.data, a.y.data}, [&](auto threads, auto aligned) {
+    with_logits_form<T>(a.cols, a.cols, {a.x.data, a.y.data}, [&](auto threads, auto aligned) {
       launch(context, "softmax_forward", softmax_rows<T, threads(), aligned()>,
              grid_of_rows<threads()>(a.rows), a);
     });
@@ -49,7 +49,7 @@ void softmax_forward(ExecutionContext& context, const SoftmaxArgs& a) {
 void softmax_backward(ExecutionContext& context, const SoftmaxArgs& a) {
   with_f32_bf16(a.y.dtype, [&](auto type) {
     using T = decltype(type);
-    with_logits_form<T>(a.cols, {a.y.data, a.dy.data, a.dx.data}, [&](auto threads, auto aligned) {
+    with_logits_form<T>(a.cols, a.cols, {a.y.data, a.dy.data, a.dx.data}, [&](auto threads, auto aligned) {
       launch(context, "softmax_backward", softmax_backward_rows<T, threads(), aligned()>,
              grid_of_rows<threads()>(a.rows), a);
     });

@@ -15,23 +15,48 @@ struct Softmax {
 /// all instructions of these kernels.
 __device__ inline float exp_of(float x) { return fast_exp2(x * 1.44269504f); }
 
+/// A row of logits, in a matrix whose rows are ld elements apart: aligned, where those begin at multiples of 16 bytes,
+/// whatever the number of columns. What lies behind the row is not written.
+template <class T, bool kAligned>
+struct LogitsRow : PackedRow<T, kAligned> {
+  using P = Pack<T>;
+  __device__ LogitsRow(Ref matrix, int64_t row, int64_t cols, int64_t ld)
+      : PackedRow<T, kAligned>{static_cast<T*>(matrix.data) + row * ld, static_cast<int>(cols)} {}
+
+  __device__ P load(int pack, float outside = 0) const {
+    const P p = PackedRow<T, kAligned>::load(pack, outside);
+    if constexpr (kAligned) {
+      const int left = from(pack);
+      if (left < P::kCount && left > 0) return pack_of<T>([&](int k) { return k < left ? p[k] : outside; });
+    }
+    return p;
+  }
+  __device__ void store(int pack, const P& p) const {
+    if (!kAligned || from(pack) >= P::kCount) return PackedRow<T, kAligned>::store(pack, p);
+    PackedRow<T, false>{this->data, this->count}.store(pack, p);
+  }
+  /// Elements of the row from this pack on.
+  __device__ int from(int pack) const { return this->count - pack * P::kCount; }
+};
+
 constexpr int kAhead = 4;  // packs of a row that a thread asks for before it uses the first
 
 /// Of a row that kThreads threads share. The first `cached` packs are left in `cache`, each by the thread
 /// that will work on it again. A NaN gives a sum of NaN, whatever the maximum.
-template <int kThreads, class T, bool kAligned>
-__device__ Softmax softmax_of(const PackedRow<T, kAligned>& row, int thread, Pack<T>* cache, int cached) {
+template <int kThreads, class Row>
+__device__ Softmax softmax_of(const Row& row, int thread, typename Row::P* cache, int cached) {
+  using P = typename Row::P;
   const int packs = row.packs();
   float max = -INFINITY, sum = 0;
   for (int first = thread; first < packs; first += kAhead * kThreads) {
-    Pack<T> x[kAhead];
+    P x[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) x[i] = row.load(first + i * kThreads, -INFINITY);
     float top = max;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
 #pragma unroll
-      for (int k = 0; k < Pack<T>::kCount; ++k) top = fmaxf(top, x[i][k]);
+      for (int k = 0; k < P::kCount; ++k) top = fmaxf(top, x[i][k]);
       if (first + i * kThreads < cached) cache[first + i * kThreads] = x[i];
     }
     const float shift = top == -INFINITY ? 0 : top;  // avoids -inf - -inf, which is NaN
@@ -39,7 +64,7 @@ __device__ Softmax softmax_of(const PackedRow<T, kAligned>& row, int thread, Pac
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-      for (int k = 0; k < Pack<T>::kCount; ++k) more += exp_of(x[i][k] - shift);
+      for (int k = 0; k < P::kCount; ++k) more += exp_of(x[i][k] - shift);
     sum = fmaf(sum, exp_of(max - shift), more);
     max = top;
   }
@@ -50,12 +75,13 @@ __device__ Softmax softmax_of(const PackedRow<T, kAligned>& row, int thread, Pac
 
 /// dx = exp(x - shift) * factor for this thread's packs, the first `cached` of which lie in `cache`. dx may
 /// be x.
-template <int kThreads, class T, bool kAligned>
-__device__ void scaled_exp(const PackedRow<T, kAligned>& dx, const PackedRow<T, kAligned>& x, int thread,
-                           const Pack<T>* cache, int cached, float shift, float factor) {
+template <int kThreads, class Row>
+__device__ void scaled_exp(const Row& dx, const Row& x, int thread, const typename Row::P* cache, int cached,
+                           float shift, float factor) {
+  using T = std::remove_cvref_t<decltype(*x.data)>;
   const int packs = x.packs();
   for (int first = thread; first < packs; first += kAhead * kThreads) {
-    Pack<T> v[kAhead];
+    typename Row::P v[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int pack = first + i * kThreads;
@@ -75,10 +101,10 @@ __device__ bool owns(int thread, int64_t column) {
   return column / Pack<T>::kCount % kThreads == thread;
 }
 
-/// Calls f(threads of a row, whether rows are aligned) for rows of `cols` logits.
+/// Calls f(threads of a row, whether rows are aligned) for rows of `cols` logits that are ld elements apart.
 template <class T, class F>
-void with_logits_form(int64_t cols, std::initializer_list<const void*> matrices, F&& f) {
-  with_flag(rows_aligned<T>(cols, matrices), [&](auto aligned) {
+void with_logits_form(int64_t cols, int64_t ld, std::initializer_list<const void*> matrices, F&& f) {
+  with_flag(rows_aligned<T>(ld, matrices), [&](auto aligned) {
     const int64_t packs = packs_of<T>(cols);
     if (packs <= 128) return f(RowThreads<32>{}, aligned);
     if (packs <= 2048) return f(RowThreads<256>{}, aligned);

@@ -15,7 +15,7 @@ void vocab_parallel_partial(ExecutionContext& ctx, const VocabParallelArgs& a) {
     using T = decltype(type);
     parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const T* x = a.logits.as<T>() + i * a.cols;
+        const T* x = a.logits.as<T>() + i * a.ld;
         float max = -std::numeric_limits<float>::infinity();
 #pragma omp simd reduction(max : max)
         for (int64_t j = 0; j < a.cols; ++j) max = float(x[j]) > max ? float(x[j]) : max;
@@ -55,8 +55,8 @@ void vocab_parallel_backward(ExecutionContext& ctx, const VocabParallelArgs& a) 
     using T = decltype(type);
     parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const T* x = a.logits.as<T>() + i * a.cols;
-        T* dx = a.dlogits.as<T>() + i * a.cols;
+        const T* x = a.logits.as<T>() + i * a.ld;
+        T* dx = a.dlogits.as<T>() + i * a.ld;
         const int64_t target = a.targets[i] - a.begin;
         const bool here = target >= 0 && target < a.cols;
         const float lse = a.lse[i], scale = a.scale;

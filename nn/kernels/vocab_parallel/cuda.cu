@@ -9,8 +9,8 @@ template <class T, int kThreads, bool kAligned>
 __global__ void __launch_bounds__(kBlockThreads<kThreads>) partial_rows(VocabParallelArgs a) {
   const RowThread<kThreads> me;
   if (me.row >= a.rows) return;
-  const PackedRow<T, kAligned> x = row_of<T, kAligned>(a.logits, me.row, a.cols);
-  const Softmax of = softmax_of<kThreads, T>(x, me.thread, nullptr, 0);
+  const LogitsRow<T, kAligned> x(a.logits, me.row, a.cols, a.ld);
+  const Softmax of = softmax_of<kThreads>(x, me.thread, nullptr, 0);
   if (me.thread != 0) return;
   const int64_t target = a.targets[me.row] - a.begin;
   float* const stats = a.stats + 3 * me.row;
@@ -39,21 +39,21 @@ template <class T, int kThreads, bool kAligned>
 __global__ void __launch_bounds__(kBlockThreads<kThreads>) backward_rows(VocabParallelArgs a) {
   const RowThread<kThreads> me;
   if (me.row >= a.rows) return;
-  const PackedRow<T, kAligned> x = row_of<T, kAligned>(a.logits, me.row, a.cols);
-  const PackedRow<T, kAligned> dx = row_of<T, kAligned>(a.dlogits, me.row, a.cols);
+  const LogitsRow<T, kAligned> x(a.logits, me.row, a.cols, a.ld);
+  const LogitsRow<T, kAligned> dx(a.dlogits, me.row, a.cols, a.ld);
   const int64_t target = a.targets[me.row] - a.begin;
   const float lse = a.lse[me.row];
   // The thread that writes it reads it first: dlogits may be logits.
   const bool mine = target >= 0 && target < a.cols && owns<kThreads, T>(me.thread, target);
   const float p = mine ? exp_of(to_float(x.data[target]) - lse) : 0;
-  scaled_exp<kThreads, T>(dx, x, me.thread, nullptr, 0, lse, a.scale);
+  scaled_exp<kThreads>(dx, x, me.thread, nullptr, 0, lse, a.scale);
   if (mine) put(dx.data[target], (p - 1.0f) * a.scale);
 }
 
 void vocab_parallel_partial(ExecutionContext& context, const VocabParallelArgs& a) {
   with_f32_bf16(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
-    with_logits_form<T>(a.cols, {a.logits.data}, [&](auto threads, auto aligned) {
+    with_logits_form<T>(a.cols, a.ld, {a.logits.data}, [&](auto threads, auto aligned) {
       launch(context, "vocab_parallel_partial", partial_rows<T, threads(), aligned()>,
              grid_of_rows<threads()>(a.rows), a);
     });
@@ -68,7 +68,7 @@ void vocab_parallel_combine(ExecutionContext& context, const VocabParallelArgs& 
 void vocab_parallel_backward(ExecutionContext& context, const VocabParallelArgs& a) {
   with_f32_bf16(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
-    with_logits_form<T>(a.cols, {a.logits.data, a.dlogits.data}, [&](auto threads, auto aligned) {
+    with_logits_form<T>(a.cols, a.ld, {a.logits.data, a.dlogits.data}, [&](auto threads, auto aligned) {
       launch(context, "vocab_parallel_backward", backward_rows<T, threads(), aligned()>,
              grid_of_rows<threads()>(a.rows), a);
     });

@@ -11,7 +11,7 @@ namespace {
 
 void vocab_parallel_partial(ExecutionContext&, const VocabParallelArgs& a) {
   for (int64_t i = 0; i < a.rows; ++i) {
-    const int64_t row = i * a.cols, target = a.targets[i] - a.begin;
+    const int64_t row = i * a.ld, target = a.targets[i] - a.begin;
     double max = -std::numeric_limits<double>::infinity();
     for (int64_t j = 0; j < a.cols; ++j) max = std::max(max, get(a.logits, row + j));
     double sum = 0;
@@ -40,7 +40,7 @@ void vocab_parallel_combine(ExecutionContext&, const VocabParallelArgs& a) {
 
 void vocab_parallel_backward(ExecutionContext&, const VocabParallelArgs& a) {
   for (int64_t i = 0; i < a.rows; ++i) {
-    const int64_t row = i * a.cols, target = a.targets[i] - a.begin;
+    const int64_t row = i * a.ld, target = a.targets[i] - a.begin;
     for (int64_t j = 0; j < a.cols; ++j) {
       const double p = std::exp(get(a.logits, row + j) - double{a.lse[i]});
       put(a.dlogits, row + j, (p - (j == target ? 1 : 0)) * a.scale);

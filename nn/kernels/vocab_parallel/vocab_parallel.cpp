@@ -11,13 +11,15 @@ using namespace door;
 
 namespace {
 
-VocabParallelArgs vocab_args(Check& check, const Tensor& logits, const Tensor& targets, VocabPart part) {
-  check.dims("logits", logits, 2).dtype("logits", logits, kActivations).dtype("targets", targets, DType::i32);
-  check.count("targets", targets, logits.size(0)).done();
-  const int64_t end = part.begin + logits.size(1);
+VocabParallelArgs vocab_args(Check& check, const Columns& logits, const Tensor& targets, VocabPart part) {
+  const Tensor& in = logits.matrix;
+  check.dims("logits", in, 2).dtype("logits", in, kActivations).dtype("targets", targets, DType::i32);
+  check.count("targets", targets, in.size(0)).done();
+  require_columns("vocab_parallel", {&logits});
+  const int64_t end = part.begin + logits.count;
   require(part.begin >= 0 && end <= part.vocab,
           fmt::format("vocab_parallel: columns [{}, {}) of a vocabulary of {}", part.begin, end, part.vocab));
-  VocabParallelArgs a{.rows = logits.size(0), .cols = logits.size(1), .begin = part.begin};
+  VocabParallelArgs a{.rows = in.size(0), .cols = logits.count, .ld = ld(logits), .begin = part.begin};
   a.logits = ref(logits);
   a.targets = targets.data<int32_t>();
   return a;
@@ -25,7 +27,7 @@ VocabParallelArgs vocab_args(Check& check, const Tensor& logits, const Tensor& t
 
 }  // namespace
 
-void vocab_parallel_partial(Stream& s, const Tensor& stats, const Tensor& logits, const Tensor& targets,
+void vocab_parallel_partial(Stream& s, const Tensor& stats, const Columns& logits, const Tensor& targets,
                             VocabPart part) {
   Check check("vocab_parallel_partial");
   VocabParallelArgs a = vocab_args(check, logits, targets, part);
@@ -49,12 +51,13 @@ void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, 
   queue(s, "vocab_parallel_combine", kernels<VocabParallelKernels>(s).vocab_parallel_combine, a);
 }
 
-void vocab_parallel_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& lse,
+void vocab_parallel_backward(Stream& s, const Columns& dlogits, const Columns& logits, const Tensor& lse,
                              const Tensor& targets, VocabPart part, float scale) {
   Check check("vocab_parallel_backward");
   VocabParallelArgs a = vocab_args(check, logits, targets, part);
   check.dtype("lse", lse, DType::f32).count("lse", lse, a.rows);
-  check.dtype("dlogits", dlogits, logits.dtype()).shape("dlogits", dlogits, logits.shape()).done();
+  check_gradient(check, dlogits, logits);
+  check.done();
   a.lse = lse.data<float>();
   a.dlogits = ref(dlogits);
   a.scale = scale;

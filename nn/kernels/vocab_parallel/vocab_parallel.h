@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include <sherd/kernels/device/columns.h>
 #include <sherd/kernels/device/ref.h>
 #include <sherd/kernels/device/tensor.h>
 
@@ -13,9 +14,10 @@ namespace sherd {
 ///   partial: stats[i] = {max, sum of exp(logits[i] - max), logit of target[i] or 0 when it is not here};
 ///   combine: stats of all parts, [parts, rows, 3], in the order of the parts: lse[i], losses[i] (nats);
 ///   backward: dlogits[i] = (exp(logits[i] - lse[i]) - onehot(target[i])) * scale; dlogits may be logits.
-/// A part without columns has max -inf and sum 0.
+/// A part without columns has max -inf and sum 0. Rows of logits and dlogits are ld elements apart, as
+/// CrossEntropyArgs has it.
 struct VocabParallelArgs {
-  int64_t rows = 0, cols = 0, begin = 0, parts = 0;
+  int64_t rows = 0, cols = 0, ld = 0, begin = 0, parts = 0;
   Ref logits{}, dlogits{};
   const int32_t* targets = nullptr;
   float* stats = nullptr;
@@ -44,10 +46,10 @@ struct VocabPart {
 /// Each rank's logits [rows, cols] give its stats, f32 [rows, 3]; the stats of all ranks give losses and
 /// log-sum-exp, f32 [rows], in the same bits on every rank; then each rank has its part of the gradient. One
 /// part is cross_entropy to rounding. A target outside [0, vocab) fails the stream with InvalidArgument.
-void vocab_parallel_partial(Stream& s, const Tensor& stats, const Tensor& logits, const Tensor& targets,
+void vocab_parallel_partial(Stream& s, const Tensor& stats, const Columns& logits, const Tensor& targets,
                             VocabPart part);
 void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, const Tensor& stats);
-void vocab_parallel_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& lse,
+void vocab_parallel_backward(Stream& s, const Columns& dlogits, const Columns& logits, const Tensor& lse,
                              const Tensor& targets, VocabPart part, float scale);
 
 }  // namespace ops

@@ -18,7 +18,8 @@ TEST(LaunchFlags, SetTheOptionsOfALaunch) {
   c.bootstrap = "mpi";
   c.kernels = "reference";
   c.symmetric_products = "hopper";
-  c.tf32 = c.nccl_exact_order = c.nccl_check_calls = c.nccl_register_buffers = c.nccl_windows = true;
+  c.tf32 = c.nccl_exact_order = c.nccl_check_calls = c.nccl_register_buffers = c.nccl_windows = c.nccl_nvls =
+      true;
   c.mpi_library_order = true;
   c.threads = 3;
   c.memory_limit = 4096;
@@ -35,7 +36,8 @@ TEST(LaunchFlags, SetTheOptionsOfALaunch) {
   EXPECT_EQ(o.device.max_queued_work, 7);
   EXPECT_EQ(o.job.bootstrap, sherd::Bootstrap::mpi);
   EXPECT_EQ(o.backend, sherd::BackendKind::nccl);
-  EXPECT_TRUE(o.nccl.exact_order && o.nccl.check_calls && o.nccl.register_buffers && o.nccl.windows);
+  EXPECT_TRUE(o.nccl.exact_order && o.nccl.check_calls && o.nccl.register_buffers && o.nccl.windows &&
+              o.nccl.nvls);
   EXPECT_TRUE(o.mpi.library_order);
   EXPECT_EQ(o.timeout, std::chrono::milliseconds(1500));
   EXPECT_EQ(o.flight_recorder.folder, "flights");
