@@ -20,17 +20,21 @@ Both whole(Lab& lab, int64_t rows, const Floats& values, DType t) {
   return {lab.floats(losses), lab.floats(logits)};
 }
 
-// Columns cut at `cuts` (0, ..., vocab).
-Both in_parts(Lab& lab, int64_t rows, const Floats& values, DType t, const std::vector<int64_t>& cuts) {
+// Columns cut at `cuts` (0, ..., vocab), as matrices of their own or of rows with room behind them.
+Both in_parts(Lab& lab, int64_t rows, const Floats& values, DType t, const std::vector<int64_t>& cuts,
+              bool room = false) {
   const int64_t vocab = cuts.back(), parts = static_cast<int64_t>(cuts.size()) - 1;
   const Tensor stats = lab.empty({parts, rows, 3}), losses = lab.empty({rows}), lse = lab.empty({rows});
   const Tensor want = lab.ints({rows}, targets(rows, vocab));
-  std::vector<Tensor> logits;
+  std::vector<ops::Columns> logits;
   for (size_t p = 0; p + 1 < cuts.size(); ++p) {
     Floats mine;
     for (int64_t i = 0; i < rows; ++i)
       mine.insert(mine.end(), values.begin() + i * vocab + cuts[p], values.begin() + i * vocab + cuts[p + 1]);
-    logits.push_back(lab.tensor({rows, cuts[p + 1] - cuts[p]}, mine, t));
+    const int64_t cols = cuts[p + 1] - cuts[p], ld = room ? (cols + 63) / 64 * 64 : cols;
+    const Tensor whole = lab.tensor({rows, cols}, mine, t), wider = room ? lab.empty({rows, ld}, t) : whole;
+    if (room && cols > 0) ops::strided_copy(lab.s, wider, ld, whole, cols, rows, cols);
+    logits.emplace_back(wider, 0, cols);
     const int64_t at = static_cast<int64_t>(p) * rows * 3;
     ops::vocab_parallel_partial(lab.s, stats.flat(at, at + rows * 3).view({rows, 3}), logits.back(), want,
                                 {cuts[p], vocab});
@@ -39,10 +43,10 @@ Both in_parts(Lab& lab, int64_t rows, const Floats& values, DType t, const std::
   Both both{lab.floats(losses), Floats(static_cast<size_t>(rows * vocab))};
   for (size_t p = 0; p < logits.size(); ++p) {
     ops::vocab_parallel_backward(lab.s, logits[p], logits[p], lse, want, {cuts[p], vocab}, 0.25f);
-    const Floats d = lab.floats(logits[p]);
-    const int64_t cols = logits[p].size(1);
+    const Floats d = lab.floats(logits[p].matrix);
+    const int64_t cols = logits[p].count, ld = logits[p].matrix.size(1);
     for (int64_t i = 0; i < rows; ++i)
-      std::copy_n(d.begin() + i * cols, cols, both.d.begin() + i * vocab + cuts[p]);
+      std::copy_n(d.begin() + i * ld, cols, both.d.begin() + i * vocab + cuts[p]);
   }
   return both;
 }
@@ -61,6 +65,9 @@ TEST(VocabParallel, PartsAgreeWithTheWhole) {
           expect_close(got.losses, want.losses, 3e-6, kernels);
           // exp(x - lse) has the rounding of an lse as large as the logits.
           expect_close(got.d, want.d, t == DType::f32 ? 2e-7 * (1 + spread) : epsilon(t) / 4, kernels);
+          const Both roomy = in_parts(lab, rows, values, t, cuts, true);
+          EXPECT_EQ(bits(roomy.losses), bits(got.losses)) << kernels;
+          EXPECT_EQ(bits(roomy.d), bits(got.d)) << kernels;
         }
       }
     }
