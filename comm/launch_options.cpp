@@ -18,8 +18,9 @@ constexpr std::array<Named<DeviceKind>, 2> kDeviceKinds{
     {{DeviceKind::cpu, "cpu"}, {DeviceKind::cuda, "cuda"}}};
 constexpr std::array<Named<CpuKernels>, 2> kCpuKernels{
     {{CpuKernels::cpu, "cpu"}, {CpuKernels::reference, "reference"}}};
-constexpr std::array<Named<SymmetricProducts>, 2> kSymmetricProducts{
-    {{SymmetricProducts::blocks, "blocks"}, {SymmetricProducts::hopper, "hopper"}}};
+constexpr std::array<Named<SymmetricProducts>, 3> kSymmetricProducts{{{SymmetricProducts::automatic, "auto"},
+                                                                      {SymmetricProducts::blocks, "blocks"},
+                                                                      {SymmetricProducts::hopper, "hopper"}}};
 
 template <class E>
 [[noreturn]] void unknown(const char* option, std::string_view value, const std::array<Named<E>, 2>& legal) {

@@ -18,7 +18,7 @@ namespace sherd {
 enum class CpuKernels { cpu, reference };
 
 /// Method by which a GPU computes Newton-Schulz's symmetric products, as in DeviceOptions.
-enum class SymmetricProducts { blocks, hopper };
+enum class SymmetricProducts { automatic, blocks, hopper };
 
 /// Backend of the ranks' communication: one row each of the table in backend.h.
 enum class BackendKind {
@@ -48,7 +48,7 @@ struct RankDeviceOptions {
   /// CUDA: products of f32 matrices in tf32.
   bool tf32 = false;
   /// CUDA only.
-  SymmetricProducts symmetric_products = SymmetricProducts::blocks;
+  SymmetricProducts symmetric_products = SymmetricProducts::automatic;
 };
 
 struct LaunchOptions {

@@ -5,6 +5,7 @@
 #include <sherd/kernels/epilogue/epilogue.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/detail/packed_linear.h>
 #include <sherd/nn/kernels/activation/activation.h>
 
 namespace sherd::nn {
@@ -81,51 +82,11 @@ Var linear_gelu(const Var& x, const Parameter& w, const Parameter& bias) {
 }
 
 Var gelu_mlp(const Var& x, const Parameter& up, const Parameter& down, const Var& residual) {
-  const Tensor in = x.value();
-  const Tensor before = like(in, {in.size(0), up.shape()[0]}), hidden = like(before);
-  std::vector<Var> inputs{x};
-  if (residual.defined()) inputs.push_back(residual);
-  return function(
-      inputs,
-      [&](Stream& s) {
-        ops::gemm_gelu(s, hidden, before, in, false, up.data(), true);
-        Tensor y = like(in, {in.size(0), down.shape()[0]});
-        if (residual.defined()) {
-          ops::gemm_add(s, y, hidden, false, down.data(), true, residual.value());
-        } else {
-          ops::gemm(s, y, hidden, false, down.data(), true);
-        }
-        return y;
-      },
-      [in, before, hidden, up, down](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        const Tensor dy = call.output().tensor(in.device(), {in.size(0), down.shape()[0]}, in.dtype());
-        weight_backward(s, down, dy, hidden);
-        const Tensor dbefore = like(before);
-        ops::gemm_gelu_backward(s, dbefore, dy, false, down.data(), false, before);
-        weight_backward(s, up, dbefore, in);
-        std::vector<Gradient> gradients{call.wants(0) ? Gradient(input_backward(s, up, dbefore))
-                                                      : Gradient()};
-        if (call.inputs() == 2) gradients.push_back(call.output());
-        return gradients;
-      },
-      {up, down});
+  return detail::gelu_mlp(residual, x, {up, {}}, {down, {}}, detail::WeightLayout::out_in);
 }
 
 Var add_linear(const Var& residual, const Var& x, const Parameter& w) {
-  const Tensor in = x.value();
-  return function(
-      {residual, x},
-      [&](Stream& s) {
-        Tensor y = like(residual.value());
-        ops::gemm_add(s, y, in, false, w.data(), true, residual.value());
-        return y;
-      },
-      [in, w](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        const Tensor dy = call.output().tensor(in.device(), {in.size(0), w.shape()[0]}, in.dtype());
-        weight_backward(s, w, dy, in);
-        return {call.output(), call.wants(1) ? Gradient(input_backward(s, w, dy)) : Gradient()};
-      },
-      {w});
+  return detail::add_affine(residual, x, {w, {}});
 }
 
 Var swiglu_linear(const Var& gate_up, const Parameter& down, const Var& residual) {

@@ -32,18 +32,9 @@ struct Head {
   int64_t chunk;
 
   int64_t rows() const { return x.size(0); }
-  ops::Columns logits(Stream& s, int64_t begin, int64_t end) const {
-    return detail::logits_of(s, x.rows(begin, end), w.data());
-  }
   template <class F>
   void for_chunks(F f) const {
     for (int64_t at = 0; at < rows(); at += chunk) f(at, std::min(at + chunk, rows()));
-  }
-  // dx of these rows, and what they add to dw.
-  void backward(Stream& s, const ops::Columns& dlogits, const Tensor& dx, int64_t begin, int64_t end) const {
-    const GradTarget dw = w.trainable() ? w.grad_for_overwrite() : GradTarget{};
-    detail::logits_backward(s, dlogits, x.rows(begin, end), w.data(), dw.grad, dw.beta,
-                            dx.defined() ? dx.rows(begin, end) : Tensor());
   }
 };
 
@@ -107,8 +98,9 @@ CrossEntropy linear_cross_entropy(const Var& x, const Parameter& w, const Tensor
   Var result = function(
       {x},
       [&](Stream& s) {
+        const detail::HeadWeights weights(s, w.data());
         head.for_chunks([&](int64_t begin, int64_t end) {
-          const ops::Columns logits = head.logits(s, begin, end);
+          const ops::Columns logits = weights.logits(s, head.x.rows(begin, end));
           const Tensor wanted = head.targets.flat(begin, end);
           if (keeps) {
             ops::cross_entropy_forward_backward(s, losses, logits, logits, wanted, scale);
@@ -122,12 +114,15 @@ CrossEntropy linear_cross_entropy(const Var& x, const Parameter& w, const Tensor
       [head, scale, kept](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Gradient& g = call.output();
         const Tensor dx = call.wants(0) ? like(head.x) : Tensor();
+        const detail::HeadWeights weights(s, head.w.data());
         head.for_chunks([&](int64_t begin, int64_t end) {
+          const Tensor rows = head.x.rows(begin, end);
           const bool there = kept->has_value();
-          const ops::Columns dlogits = there ? *std::exchange(*kept, {}) : head.logits(s, begin, end);
+          const ops::Columns dlogits = there ? *std::exchange(*kept, {}) : weights.logits(s, rows);
           if (!there) ops::cross_entropy_backward(s, dlogits, dlogits, head.targets.flat(begin, end), scale);
           scale_by(s, dlogits.matrix, g);
-          head.backward(s, dlogits, dx, begin, end);
+          const GradTarget dw = head.w.trainable() ? head.w.grad_for_overwrite() : GradTarget{};
+          weights.backward(s, dlogits, rows, dw.grad, dw.beta, dx.defined() ? dx.rows(begin, end) : Tensor());
         });
         return {dx};
       },

@@ -31,9 +31,7 @@ struct VocabHead {
 
   int64_t rows() const { return x.size(0); }
   ops::VocabPart part() const { return {cut.begin(), cut.vocab}; }
-  ops::Columns logits(Stream& s, int64_t begin, int64_t end) const {
-    return logits_of(s, x.rows(begin, end), w.data().rows(0, cut.tokens()));
-  }
+  HeadWeights weights(Stream& s) const { return {s, w.data().rows(0, cut.tokens())}; }
   template <class F>
   void for_chunks(F f) const {
     for (int64_t at = 0; at < rows(); at += chunk) f(at, std::min(at + chunk, rows()));
@@ -45,15 +43,15 @@ struct VocabHead {
     ops::vocab_parallel_combine(s, losses.flat(begin, end), lse.flat(begin, end), cut.tp.gather(s, stats));
   }
   // dlogits in the logits' place, then what they add to dw, and dx of these rows.
-  void backward(Stream& s, const ops::Columns& logits, const Tensor& lse, const Gradient& objective,
-                const Tensor& dx, int64_t begin, int64_t end) const {
+  void backward(Stream& s, const HeadWeights& weights, const ops::Columns& logits, const Tensor& lse,
+                const Gradient& objective, const Tensor& dx, int64_t begin, int64_t end) const {
     ops::vocab_parallel_backward(s, logits, logits, lse.flat(begin, end), targets.flat(begin, end), part(),
                                  scale);
     scale_by(s, logits.matrix, objective);
     const GradTarget dw = w.trainable() ? w.grad_for_overwrite() : GradTarget{};
-    logits_backward(s, logits, x.rows(begin, end), w.data().rows(0, cut.tokens()),
-                    dw.grad.defined() ? dw.grad.rows(0, cut.tokens()) : Tensor(), dw.beta,
-                    dx.defined() ? dx.rows(begin, end) : Tensor());
+    weights.backward(s, logits, x.rows(begin, end),
+                     dw.grad.defined() ? dw.grad.rows(0, cut.tokens()) : Tensor(), dw.beta,
+                     dx.defined() ? dx.rows(begin, end) : Tensor());
     if (dw.grad.defined() && dw.beta == 0 && cut.tokens() < cut.rows())
       ops::fill(s, dw.grad.rows(cut.tokens(), cut.rows()), 0);
   }
@@ -117,8 +115,9 @@ CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const
   Var result = function(
       {entered},
       [&](Stream& s) {
+        const HeadWeights weights = head.weights(s);
         head.for_chunks([&](int64_t begin, int64_t end) {
-          const ops::Columns logits = head.logits(s, begin, end);
+          const ops::Columns logits = weights.logits(s, head.x.rows(begin, end));
           head.forward(s, logits, losses, lse, begin, end);
           if (keeps) *kept = logits;
         });
@@ -126,10 +125,11 @@ CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const
       },
       [head, lse, kept](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dx = call.wants(0) ? like(head.x) : Tensor();
+        const HeadWeights weights = head.weights(s);
         head.for_chunks([&](int64_t begin, int64_t end) {
           const ops::Columns logits =
-              kept->has_value() ? *std::exchange(*kept, {}) : head.logits(s, begin, end);
-          head.backward(s, logits, lse, call.output(), dx, begin, end);
+              kept->has_value() ? *std::exchange(*kept, {}) : weights.logits(s, head.x.rows(begin, end));
+          head.backward(s, weights, logits, lse, call.output(), dx, begin, end);
         });
         return {dx.defined() ? Gradient(dx) : Gradient()};
       },

@@ -23,7 +23,7 @@ gpt2_124m               training   25   90  train_speed gpt2-124m 1024 64 adamw
 llama_1b                training   30   90  train_speed llama3.2-1b 2048 4 adamw
 llama_1b_muon           training   40  120  train_speed llama3.2-1b 2048 4 muon
 bytes_1300m             training   60  150  bytes_speed
-bench_newton_schulz     bench      25  120  figures newton_schulz newton_schulz
+bench_newton_schulz     bench      25  120  figures newton_schulz newton_schulz --symmetric-products blocks
 newton_schulz_hopper    bench      25  120  hopper_figures
 bench_torch             bench      90  240  torch_figures
 nccl_four_processes     nccl       60  180  nccl_four_processes

@@ -42,10 +42,10 @@ struct DeviceOptions {
   int ordinal = 0;
   /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
   bool tf32 = false;
-  /// CUDA: method of Newton-Schulz for symmetric products in 16 bits: "blocks" (by cuBLASLt), or "hopper", a
-  /// kernel for compute capability 9.0 that does half the work but has never run on a GPU. Other GPUs use
-  /// "blocks" then, with a warning on stderr.
-  std::string symmetric_products = "blocks";
+  /// CUDA: method of Newton-Schulz for symmetric products in 16 bits: "blocks" (by cuBLASLt), "hopper" (a kernel
+  /// for compute capability 9.0 that does half the work; other GPUs use "blocks" then, with a warning on stderr),
+  /// or "auto": "hopper" where the GPU is of 9.0.
+  std::string symmetric_products = "auto";
 };
 
 /// Priority among the streams of a saturated device: operations that others wait for go first.

@@ -124,14 +124,16 @@ void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, b
 }
 
 void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
-              const Tensor& residual) {
+              const Tensor& residual, const Tensor& bias) {
   Check check("gemm_add");
   GemmArgs g = gemm_args(check, c, a, trans_a, b, trans_b);
   check.dtype("C", c, a.dtype()).dtype("residual", residual, a.dtype());
+  if (bias.defined()) check.dtype("bias", bias, a.dtype()).count("bias", bias, g.n);
   check.shape("residual", residual, c.shape()).done();
   require(c.numel() == 0 || residual.raw() != c.raw(),
           "gemm_add: C and the residual are the same tensor; use two, or gemm with beta 1");
   g.residual = ref(residual);
+  if (bias.defined()) g.bias = ref(bias);
   queue_product(s, "gemm_add", g);
 }
 

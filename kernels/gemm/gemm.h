@@ -14,8 +14,8 @@ namespace sherd {
 /// beta = 0 never reads C. m, n or k may be 0.
 /// Epilogue, only with alpha = 1 and beta = 0, C of A's dtype and ldc = n: bias [n] of that dtype is added to
 /// every row, and with `gelu` C = gelu(product + bias) while pre [m, n] of that dtype receives product +
-/// bias. Each of bias and pre may be null; pre may not be C. Or, with neither bias nor gelu: C = residual +
-/// product, or, with `gelu_backward`, C = product * gelu'(pre), where pre is read; residual and pre have C's
+/// bias. Each of bias and pre may be null; pre may not be C. Or, without gelu: C = residual + (product + bias).
+/// Or, with `gelu_backward` alone, C = product * gelu'(pre), where pre is read. Residual and pre have C's
 /// dtype and shape, rows of n elements, and are not C. On the CPU the bits are those of gemm, add_bias,
 /// gelu_forward, add and gelu_backward one after another; elsewhere they agree to the roundings between
 /// those.
@@ -56,9 +56,10 @@ void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const 
 /// bias [n] may be undefined (none); pre may be undefined when no backward follows.
 void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, bool trans_a, const Tensor& b,
                bool trans_b, const Tensor& bias = {});
-/// C = residual + product; one kernel rounds once, gemm and add twice.
+/// C = residual + (product + bias); one kernel rounds once, gemm, add_bias and add each time. bias [n] may be
+/// undefined.
 void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
-              const Tensor& residual);
+              const Tensor& residual, const Tensor& bias = {});
 /// pre is what gemm_gelu wrote.
 void gemm_gelu_backward(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b,
                         bool trans_b, const Tensor& pre);

@@ -1,23 +1,30 @@
 #include <sherd/nn/detail/logits.h>
 
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/gemm/gemm.h>
+#include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn::detail {
 
-ops::Columns logits_of(Stream& s, const Tensor& x, const Tensor& w) {
-  constexpr int64_t kBytes = 16, kWhole = 64;
-  const int64_t columns = w.size(0);
-  const bool odd = columns * size_of(x.dtype()) % kBytes != 0;
-  const ops::Columns y(like(x, {x.size(0), odd ? (columns + kWhole - 1) / kWhole * kWhole : columns}), 0,
-                       columns);
-  ops::gemm_columns(s, y, x, false, w, true);
-  return y;
+HeadWeights::HeadWeights(Stream& s, const Tensor& w) : w_(w), logits_(w.size(0)) {
+  constexpr int64_t kFast = 8, kWhole = 64;
+  if (s.device().kind() != DeviceKind::cuda || size_of(w.dtype()) != 2 || logits_ % kFast == 0) return;
+  w_ = like(w, {(logits_ + kWhole - 1) / kWhole * kWhole, w.size(1)});
+  ops::copy(s, w_.rows(0, logits_), w);
+  ops::fill(s, w_.rows(logits_, w_.size(0)), 0);
 }
 
-void logits_backward(Stream& s, const ops::Columns& dlogits, const Tensor& x, const Tensor& w,
-                     const Tensor& dw, float beta, const Tensor& dx) {
+ops::Columns HeadWeights::logits(Stream& s, const Tensor& x) const {
+  const Tensor y = like(x, {x.size(0), w_.size(0)});
+  ops::gemm(s, y, x, false, w_, true);
+  return {y, 0, logits_};
+}
+
+void HeadWeights::backward(Stream& s, const ops::Columns& dlogits, const Tensor& x, const Tensor& dw,
+                           float beta, const Tensor& dx) const {
   if (dw.defined()) ops::gemm_columns(s, dw, dlogits, true, x, false, beta);
-  if (dx.defined()) ops::gemm_columns(s, dx, dlogits, false, w, false);
+  if (dx.defined()) ops::gemm(s, dx, dlogits.matrix, false, w_, false);
 }
 
 }  // namespace sherd::nn::detail

@@ -1,17 +1,29 @@
 // Logits and their gradient, for the functions that end in a cross-entropy.
 #pragma once
 
-#include <sherd/fsdp/parameter.h>
 #include <sherd/kernels/device/columns.h>
-#include <sherd/nn/detail/memory.h>
+#include <sherd/kernels/device/stream.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd::nn::detail {
 
-/// x w^T: one column for each row of w. Rows begin at multiples of 16 bytes, which GPUs' products and vector loads need:
-/// where w has an odd number of rows, in a matrix whose rows have a multiple of 64 elements.
-ops::Columns logits_of(Stream& s, const Tensor& x, const Tensor& w);
-/// dw = beta dw + dlogits^T x, where dw is defined, and dx = dlogits w, where dx is.
-void logits_backward(Stream& s, const ops::Columns& dlogits, const Tensor& x, const Tensor& w,
-                     const Tensor& dw, float beta, const Tensor& dx);
+/// The weights of a head, a row for each logit.
+class HeadWeights {
+ public:
+  /// A GPU's fast products want a multiple of 8 logits. Where w, in 16 bits, has another number of rows (GPT-2 has 50257),
+  /// this is a copy with zeros behind them.
+  HeadWeights(Stream& s, const Tensor& w);
+
+  /// x w^T, of which the columns behind the logits are zeros.
+  ops::Columns logits(Stream& s, const Tensor& x) const;
+  /// dw = beta dw + dlogits^T x, where dw is defined, and dx = dlogits w, where dx is. dlogits lie where logits() left the
+  /// logits.
+  void backward(Stream& s, const ops::Columns& dlogits, const Tensor& x, const Tensor& dw, float beta,
+                const Tensor& dx) const;
+
+ private:
+  Tensor w_;
+  int64_t logits_;
+};
 
 }  // namespace sherd::nn::detail

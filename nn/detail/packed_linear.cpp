@@ -16,6 +16,18 @@ struct Packed {
   std::vector<Parameter> weights, biases;
   bool transposed;  // [out, in]
 
+  Packed(const std::vector<Parameter>& w, const std::vector<Parameter>& b, WeightLayout layout)
+      : weights(w), biases(b), transposed(layout == WeightLayout::out_in) {}
+  Packed(const Affine& one, WeightLayout layout)
+      : Packed({one.weight}, one.bias.defined() ? std::vector{one.bias} : std::vector<Parameter>{}, layout) {}
+
+  std::vector<Parameter> all() const {
+    std::vector<Parameter> both = weights;
+    both.insert(both.end(), biases.begin(), biases.end());
+    return both;
+  }
+  Tensor bias() const { return biases.empty() ? Tensor() : biases[0].data(); }  // of one weight
+
   int64_t out(size_t i) const { return weights[i].shape()[transposed ? 0 : 1]; }
   int64_t width() const {
     int64_t sum = 0;
@@ -43,8 +55,16 @@ struct Packed {
     }
   }
 
-  Tensor forward(Stream& s, const Tensor& x) const {
+  Tensor forward(Stream& s, const Tensor& x, const Tensor& residual = {}) const {
     const Tensor y = like(x, {x.size(0), width()});
+    if (residual.defined()) {  // of one weight
+      ops::gemm_add(s, y, x, false, weights[0].data(), transposed, residual, bias());
+      return y;
+    }
+    if (weights.size() == 1 && !biases.empty()) {
+      ops::gemm_bias(s, y, x, false, weights[0].data(), transposed, bias());
+      return y;
+    }
     for_each([&](size_t i, int64_t at) {
       ops::gemm_columns(s, {y, at, out(i)}, x, false, weights[i].data(), transposed);
     });
@@ -83,24 +103,66 @@ struct Packed {
   }
 };
 
+/// Backward of a function of x and, where it has one, of a residual that it adds.
+std::vector<Gradient> with_residual(const BackwardCall& call, Gradient of_x) {
+  std::vector<Gradient> gradients{std::move(of_x)};
+  if (call.inputs() == 2) gradients.push_back(call.output());
+  return gradients;
+}
+
+Var packed_function(const Packed& packed, const Var& x, const Var& residual) {
+  const Tensor in = x.value();
+  packed.check(in);
+  std::vector<Var> inputs{x};
+  if (residual.defined()) inputs.push_back(residual);
+  return function(
+      inputs,
+      [&](Stream& s) { return packed.forward(s, in, residual.defined() ? residual.value() : Tensor()); },
+      [packed, in](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(in.device(), {in.size(0), packed.width()}, in.dtype());
+        packed.weight_backward(s, dy, in);
+        return with_residual(call, call.wants(0) ? Gradient(packed.input_backward(s, dy, in)) : Gradient());
+      },
+      packed.all());
+}
+
 }  // namespace
 
 Var packed_linear(const Var& x, const std::vector<Parameter>& weights, const std::vector<Parameter>& biases,
                   WeightLayout layout) {
+  return packed_function({weights, biases, layout}, x, {});
+}
+
+Var add_affine(const Var& residual, const Var& x, const Affine& w, WeightLayout layout) {
+  return packed_function({w, layout}, x, residual);
+}
+
+Var gelu_mlp(const Var& residual, const Var& x, const Affine& up, const Affine& down, WeightLayout layout) {
+  const Packed first(up, layout), second(down, layout);
   const Tensor in = x.value();
-  const Packed packed{weights, biases, layout == WeightLayout::out_in};
-  packed.check(in);
-  std::vector<Parameter> all = weights;
-  all.insert(all.end(), biases.begin(), biases.end());
+  first.check(in);
+  const Tensor before = like(in, {in.size(0), first.width()}), hidden = like(before);
+  second.check(hidden);
+  std::vector<Var> inputs{x};
+  if (residual.defined()) inputs.push_back(residual);
+  std::vector<Parameter> parameters = first.all();
+  for (const Parameter& p : second.all()) parameters.push_back(p);
   return function(
-      {x}, [&](Stream& s) { return packed.forward(s, in); },
-      [packed, in](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        const Tensor dy = call.output().tensor(in.device(), {in.size(0), packed.width()}, in.dtype());
-        packed.weight_backward(s, dy, in);
-        if (!call.wants(0)) return {Gradient()};
-        return {packed.input_backward(s, dy, in)};
+      inputs,
+      [&](Stream& s) {
+        ops::gemm_gelu(s, hidden, before, in, false, up.weight.data(), first.transposed, first.bias());
+        return second.forward(s, hidden, residual.defined() ? residual.value() : Tensor());
       },
-      all);
+      [in, before, hidden, first, second](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(in.device(), {in.size(0), second.width()}, in.dtype());
+        second.weight_backward(s, dy, hidden);
+        const Tensor dbefore = like(before);
+        ops::gemm_gelu_backward(s, dbefore, dy, false, second.weights[0].data(), !second.transposed, before);
+        first.weight_backward(s, dbefore, in);
+        return with_residual(call,
+                             call.wants(0) ? Gradient(first.input_backward(s, dbefore, in)) : Gradient());
+      },
+      parameters);
 }
 
 Var add_bias(const Var& x, const Parameter& bias, const TensorParallel& tp) {

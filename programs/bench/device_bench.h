@@ -21,7 +21,7 @@ struct DeviceBench {
   std::string json;     // file, or empty
   std::string working;  // newton_schulz: dtype between products; empty: fp16 on a GPU, fp32 elsewhere
   bool tf32 = false;
-  std::string symmetric_products = "blocks";  // as in DeviceOptions
+  std::string symmetric_products = "auto";  // as in DeviceOptions
 
   bool full() const { return size.empty() ? device == "cuda" : size == "full"; }
 };

@@ -7,14 +7,13 @@ namespace sherd_bench {
 
 void add_symmetric_products(CLI::App& command, std::string& way, const std::string& device) {
   command
-      .add_option(
-          "--symmetric-products", way,
-          "how 16-bit Newton-Schulz forms them on a GPU: cuBLASLt's blocks, or the kernel for compute "
-          "capability 9.0")
-      ->check(CLI::IsMember({"blocks", "hopper"}))
+      .add_option("--symmetric-products", way,
+                  "how 16-bit Newton-Schulz forms them on a GPU: cuBLASLt's blocks, the kernel for compute "
+                  "capability 9.0, or the one that the GPU has")
+      ->check(CLI::IsMember({"auto", "blocks", "hopper"}))
       ->capture_default_str();
   command.callback([&way, &device] {
-    if (way != "blocks" && device != "cuda")
+    if (way == "hopper" && device != "cuda")
       throw CLI::ValidationError("--symmetric-products " + way, "of GPUs alone; give --device cuda");
   });
 }

@@ -149,8 +149,9 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
   // So many rows of logits at once, but not so few that their products are slow: 4 Mi logits stay in a processor's cache,
   // while a GPU reads all of the head's weights and gradients once for every product (128 rows: 3 times as slow a step).
   const bool gpu = sherd::parse_device_kind(c.device) == sherd::DeviceKind::cuda;
+  const int64_t rows = (int64_t{4} << (gpu ? 26 : 20)) * tp.size() / d.vocab;
   const int64_t chunk =
-      std::clamp<int64_t>((int64_t{4} << (gpu ? 26 : 20)) * tp.size() / d.vocab, 128, gpu ? 8192 : 1024);
+      gpu ? std::clamp<int64_t>(rows / 128 * 128, 128, 8192) : std::clamp<int64_t>(rows, 128, 1024);
   return nn::causal_model(
       d, {.tp = tp, .ep = ep, .sequence_parallel = c.sequence_parallel, .logits_chunk = chunk});
 }

@@ -85,11 +85,21 @@ void ask_for_queues() {
                  kName, value, kEnough);
 }
 
-cuda::SymmetricProducts symmetric_of(const DeviceOptions& o) {
-  if (o.symmetric_products == "blocks") return cuda::SymmetricProducts::blocks;
-  if (o.symmetric_products == "hopper") return cuda::SymmetricProducts::hopper;
-  throw InvalidArgument(fmt::format("{}: symmetric_products \"{}\" is unknown; use \"blocks\" or \"hopper\"",
-                                    o.label, o.symmetric_products));
+constexpr int kHopper = 90;
+
+cuda::SymmetricProducts symmetric_of(const DeviceOptions& o, int capability) {
+  const std::string& asked = o.symmetric_products;
+  if (asked != "auto" && asked != "blocks" && asked != "hopper")
+    throw InvalidArgument(fmt::format(
+        "{}: symmetric_products \"{}\" is unknown; use \"auto\", \"blocks\" or \"hopper\"", o.label, asked));
+  if (asked == "hopper" && capability != kHopper)
+    fmt::print(
+        stderr,
+        "sherd: warning: {}: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has {}.{}; "
+        "\"blocks\" is used\n",
+        o.label, capability / 10, capability % 10);
+  return asked != "blocks" && capability == kHopper ? cuda::SymmetricProducts::hopper
+                                                    : cuda::SymmetricProducts::blocks;
 }
 
 std::string why_none() {
@@ -119,16 +129,8 @@ Chip chip_of(const DeviceOptions& o) {
             .capability = attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
                           attribute(cudaDevAttrComputeCapabilityMinor),
             .tf32 = o.tf32,
-            .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
-            .symmetric = symmetric_of(o)};
-  if (chip.symmetric == cuda::SymmetricProducts::hopper && chip.capability != 90) {
-    fmt::print(
-        stderr,
-        "sherd: warning: {}: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has {}.{}; "
-        "\"blocks\" is used\n",
-        o.label, chip.capability / 10, chip.capability % 10);
-    chip.symmetric = cuda::SymmetricProducts::blocks;
-  }
+            .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  chip.symmetric = symmetric_of(o, chip.capability);
   return chip;
 }
 

@@ -29,8 +29,11 @@ Mlp::Mlp(const Context& context) : context_(context) {
 }
 
 Var Mlp::forward(const SequenceRows& rows, const Var& residual, const Var& x) {
-  const Var in = packed_linear(rows.enter(x), in_, in_biases_, context_.layout);
   const bool gated = in_.size() == 2;
+  if (!gated && context_.tp.size() == 1)
+    return gelu_mlp(residual, x, {in_[0], in_biases_.empty() ? Parameter() : in_biases_[0]},
+                    {down_, down_bias_}, context_.layout);
+  const Var in = packed_linear(rows.enter(x), in_, in_biases_, context_.layout);
   if (!gated || down_bias_.defined())
     return add_row_parallel(context_, rows, residual, gated ? swiglu(in) : gelu(in), down_, down_bias_);
   if (context_.tp.size() == 1) return swiglu_linear(in, down_, residual);

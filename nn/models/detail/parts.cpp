@@ -30,10 +30,9 @@ Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var
                      const Parameter& w, const Parameter& bias) {
   if (context.layout == WeightLayout::out_in && !bias.defined() && !rows.splits())
     return nn::add_row_parallel(context.tp, residual, x, w);
-  const bool alone = context.tp.size() == 1 && bias.defined();
-  const Var y = packed_linear(x, {w}, alone ? std::vector{bias} : std::vector<Parameter>{}, context.layout);
-  const Var sum = rows.leave(y);
-  return residual + (bias.defined() && !alone ? add_bias(sum, bias, rows.partial()) : sum);
+  if (context.tp.size() == 1) return add_affine(residual, x, {w, bias}, context.layout);
+  const Var sum = rows.leave(packed_linear(x, {w}, {}, context.layout));
+  return residual + (bias.defined() ? add_bias(sum, bias, rows.partial()) : sum);
 }
 
 }  // namespace sherd::nn::detail

@@ -221,7 +221,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
     "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 0, "explain_plan": false,
     "device": "cpu", "comm": "local", "bootstrap": "env", "mpi_library_order": false, "nccl_exact_order": false, "nccl_check_calls": false,
-    "nccl_register_buffers": false, "nccl_windows": false, "nccl_nvls": false, "tf32": false, "symmetric_products": "blocks", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
+    "nccl_register_buffers": false, "nccl_windows": false, "nccl_nvls": false, "tf32": false, "symmetric_products": "auto", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
     "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "save_retry": "10m", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
     "eval_every": 0, "eval_windows": null, "metrics": "", "log_dir": "", "measure_peak": true, "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32", "export_hf": "",
