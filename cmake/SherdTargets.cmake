@@ -70,7 +70,7 @@ function(sherd_version)
   if(SHERD_NCCL)
     set(nccl ON)
   endif()
-  set(features "CUDA ${SHERD_CUDA}, NCCL ${nccl}, MPI ${SHERD_MPI}, ${CMAKE_BUILD_TYPE}")
+  set(features "CUDA ${SHERD_CUDA}, NCCL ${nccl}, cuDNN attention ${SHERD_CUDNN}, MPI ${SHERD_MPI}, ${CMAKE_BUILD_TYPE}")
   set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/device/program.cpp TARGET_DIRECTORY sherd_kernels PROPERTIES
     COMPILE_DEFINITIONS
     "SHERD_VERSION=\"${PROJECT_VERSION}\";SHERD_FEATURES=\"${features}, cpu kernels for ${SHERD_CPU_ARCH}\"")

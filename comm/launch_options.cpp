@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <string>
 
 #include <sherd/kernels/device/error.h>
 
@@ -22,21 +23,26 @@ constexpr std::array<Named<SymmetricProducts>, 3> kSymmetricProducts{{{Symmetric
                                                                       {SymmetricProducts::blocks, "blocks"},
                                                                       {SymmetricProducts::hopper, "hopper"}}};
 
-template <class E>
-[[noreturn]] void unknown(const char* option, std::string_view value, const std::array<Named<E>, 2>& legal) {
-  throw InvalidArgument(
-      fmt::format("{} = {} is unknown; use '{}' or '{}'", option, value, legal[0].name, legal[1].name));
+constexpr std::array<Named<AttentionMethod>, 3> kAttention{
+    {{AttentionMethod::automatic, "auto"}, {AttentionMethod::own, "own"}, {AttentionMethod::cudnn, "cudnn"}}};
+
+template <class E, size_t N>
+[[noreturn]] void unknown(const char* option, std::string_view value, const std::array<Named<E>, N>& legal) {
+  std::string names;
+  for (size_t i = 0; i < N; ++i)
+    names += fmt::format("{}'{}'", i == 0 ? "" : i + 1 == N ? " or " : ", ", legal[i].name);
+  throw InvalidArgument(fmt::format("{} = {} is unknown; use {}", option, value, names));
 }
 
-template <class E>
-E parse(const char* option, std::string_view name, const std::array<Named<E>, 2>& legal) {
+template <class E, size_t N>
+E parse(const char* option, std::string_view name, const std::array<Named<E>, N>& legal) {
   for (const auto& l : legal)
     if (name == l.name) return l.value;
   unknown(option, name, legal);
 }
 
-template <class E>
-const char* name_in(const char* option, E value, const std::array<Named<E>, 2>& legal) {
+template <class E, size_t N>
+const char* name_in(const char* option, E value, const std::array<Named<E>, N>& legal) {
   for (const auto& l : legal)
     if (value == l.value) return l.name;
   unknown(option, std::to_string(static_cast<int>(value)), legal);
@@ -49,10 +55,12 @@ CpuKernels parse_cpu_kernels(std::string_view name) { return parse("device.kerne
 SymmetricProducts parse_symmetric_products(std::string_view name) {
   return parse("device.symmetric_products", name, kSymmetricProducts);
 }
+AttentionMethod parse_attention(std::string_view name) { return parse("device.attention", name, kAttention); }
 const char* name_of(DeviceKind k) { return name_in("device.kind", k, kDeviceKinds); }
 const char* name_of(CpuKernels k) { return name_in("device.kernels", k, kCpuKernels); }
 const char* name_of(SymmetricProducts s) {
   return name_in("device.symmetric_products", s, kSymmetricProducts);
 }
+const char* name_of(AttentionMethod a) { return name_in("device.attention", a, kAttention); }
 
 }  // namespace sherd

@@ -20,6 +20,9 @@ enum class CpuKernels { cpu, reference };
 /// Method by which a GPU computes Newton-Schulz's symmetric products, as in DeviceOptions.
 enum class SymmetricProducts { automatic, blocks, hopper };
 
+/// What computes attention on a GPU, as in DeviceOptions. automatic is called "auto".
+enum class AttentionMethod { automatic, own, cudnn };
+
 /// Backend of the ranks' communication: one row each of the table in backend.h.
 enum class BackendKind {
   /// Ranks are threads of this process.
@@ -49,6 +52,8 @@ struct RankDeviceOptions {
   bool tf32 = false;
   /// CUDA only.
   SymmetricProducts symmetric_products = SymmetricProducts::automatic;
+  /// CUDA only.
+  AttentionMethod attention = AttentionMethod::automatic;
 };
 
 struct LaunchOptions {
@@ -68,8 +73,10 @@ struct LaunchOptions {
 DeviceKind parse_device_kind(std::string_view name);
 CpuKernels parse_cpu_kernels(std::string_view name);
 SymmetricProducts parse_symmetric_products(std::string_view name);
+AttentionMethod parse_attention(std::string_view name);
 const char* name_of(DeviceKind k);
 const char* name_of(CpuKernels k);
 const char* name_of(SymmetricProducts s);
+const char* name_of(AttentionMethod a);
 
 }  // namespace sherd

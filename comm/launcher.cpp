@@ -93,7 +93,8 @@ std::shared_ptr<Device> make_device(const RankDeviceOptions& options, int rank, 
                        .max_queued_work = options.max_queued_work,
                        .max_queued_bytes = options.max_queued_bytes,
                        .tf32 = options.tf32,
-                       .symmetric_products = name_of(options.symmetric_products)};
+                       .symmetric_products = name_of(options.symmetric_products),
+                       .attention = name_of(options.attention)};
   name_of(options.kind);  // throws on an invalid enumerator
   if (options.kind == DeviceKind::cpu) return make_cpu_device(device);
   device.ordinal = gpu % std::max(1, cuda_device_count());

@@ -46,6 +46,11 @@ struct DeviceOptions {
   /// for compute capability 9.0 that does half the work; other GPUs use "blocks" then, with a warning on stderr),
   /// or "auto": "hopper" where the GPU is of 9.0.
   std::string symmetric_products = "auto";
+  /// CUDA: what computes attention in bf16: "auto" (cuDNN where it is compiled in and found, 9.0.0 or newer), "own"
+  /// (sherd's kernels) or "cudnn". Sherd's kernels compute what cuDNN cannot in any case: head_dim above 128 or not a
+  /// multiple of 8, maxima for QK-clip. cuDNN needs up to 1 GiB of scratch memory, and does not keep non-finite keys
+  /// and values from rows that the mask hides them from.
+  std::string attention = "auto";
 };
 
 /// Priority among the streams of a saturated device: operations that others wait for go first.
@@ -224,8 +229,8 @@ inline void follow_compute(Stream& stream) {
 /// Makes one rank's share of GPU number options.ordinal: several ranks of a process may use the same one.
 /// `kernels` and `threads` are unused.
 /// @throws NotCompiled without CUDA; CudaError "no CUDA device ..." when the machine has no driver or no GPU;
-/// InvalidArgument when there are fewer GPUs than `ordinal` + 1, or for unknown symmetric_products;
-/// NotSupported for "hopper" on another chip.
+/// InvalidArgument when there are fewer GPUs than `ordinal` + 1, or for unknown symmetric_products or attention;
+/// NotSupported for attention "cudnn" without cuDNN.
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options = {});
 /// Returns the number of GPUs of this process, 0 without a driver; first sets CUDA_DEVICE_MAX_CONNECTIONS.
 /// @throws NotCompiled.

@@ -153,7 +153,10 @@ void attention(Suite& suite) {
 }  // namespace
 
 std::shared_ptr<Device> make_device(const DeviceBench& bench) {
-  DeviceOptions o{.label = "bench", .tf32 = bench.tf32, .symmetric_products = bench.symmetric_products};
+  DeviceOptions o{.label = "bench",
+                  .tf32 = bench.tf32,
+                  .symmetric_products = bench.symmetric_products,
+                  .attention = bench.attention};
   o.threads =
       bench.threads > 0 ? bench.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   return bench.device == "cuda" ? make_cuda_device(o) : make_cpu_device(o);
@@ -233,6 +236,10 @@ Command device_command(CLI::App& program) {
   CLI::App* app =
       program.add_subcommand("device", "kernels beside a copy and a matrix product of the same device");
   add_device_options(*app, *b);
+  app->add_option("--attention", b->attention,
+                  "what computes attention in bf16 on a GPU; auto: cuDNN where found")
+      ->check(CLI::IsMember({"auto", "own", "cudnn"}))
+      ->capture_default_str();
   return {app, [b] { return run_device(*b), true; }};
 }
 

@@ -22,6 +22,7 @@ struct DeviceBench {
   std::string working;  // newton_schulz: dtype between products; empty: fp16 on a GPU, fp32 elsewhere
   bool tf32 = false;
   std::string symmetric_products = "auto";  // as in DeviceOptions
+  std::string attention = "auto";           // likewise
 
   bool full() const { return size.empty() ? device == "cuda" : size == "full"; }
 };

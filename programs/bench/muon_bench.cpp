@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 struct MuonBench {
   int ranks = 4, dim = 384, layers = 6, rounds = 5;
   int step_ranks = 2, tokens = 16384, step_rounds = 3;
-  std::string device = "cpu";                 // or "cuda", whose ranks share the GPUs there are
+  std::string device = "cpu";               // or "cuda", whose ranks share the GPUs there are
   std::string symmetric_products = "auto";  // as in DeviceOptions
 };
 

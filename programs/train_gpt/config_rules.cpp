@@ -136,6 +136,8 @@ void Rules::check_machine() const {
   if (good("symmetric_products") && c.symmetric_products != TrainConfig().symmetric_products &&
       c.device == "cpu")
     refuse("--symmetric-products {}: of GPUs alone; give --device cuda", c.symmetric_products);
+  if (good("attention") && c.attention != TrainConfig().attention && c.device == "cpu")
+    refuse("--attention {}: of GPUs alone; give --device cuda", c.attention);
   if (c.tf32 && c.device == "cpu")
     refuse("--tf32: products on the CPU are never rounded so; give --device cuda, or leave it out");
 }

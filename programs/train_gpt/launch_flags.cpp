@@ -65,6 +65,7 @@ sherd::LaunchOptions launch_options(const TrainConfig& config) {
   launch.device.max_queued_work = config.max_queued;
   launch.device.tf32 = config.tf32;
   launch.device.symmetric_products = sherd::parse_symmetric_products(config.symmetric_products);
+  launch.device.attention = sherd::parse_attention(config.attention);
   launch.job.bootstrap = sherd::parse_bootstrap(config.bootstrap);
   launch.backend = sherd::parse_backend(config.comm);
   launch.mpi.library_order = config.mpi_library_order;

@@ -158,6 +158,7 @@ TEST(LaunchOptionNames, AreWhatTheirEnumeratorsAreCalled) {
   for (const char* name : {"cpu", "cuda"}) EXPECT_STREQ(name_of(parse_device_kind(name)), name);
   for (const char* name : {"cpu", "reference"}) EXPECT_STREQ(name_of(parse_cpu_kernels(name)), name);
   for (const char* name : {"blocks", "hopper"}) EXPECT_STREQ(name_of(parse_symmetric_products(name)), name);
+  for (const char* name : {"auto", "own", "cudnn"}) EXPECT_STREQ(name_of(parse_attention(name)), name);
 }
 
 TEST(LaunchOptionNames, AreRefusedWithTheOptionAndAllLegalOnes) {

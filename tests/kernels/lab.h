@@ -40,7 +40,7 @@ extern const bool kEmulated;
 
 /// ThreadSanitizer: one thread, for the OpenMP runtime is not instrumented and its barriers look like races.
 inline std::shared_ptr<Device> make_lab_device(const std::string& kernels, int threads) {
-  if (kernels == "cuda") return make_cuda_device({.label = "lab"});
+  if (kernels == "cuda") return make_cuda_device({.label = "lab", .attention = "own"});
   return make_cpu_device({.label = "lab", .threads = kThreadSanitizer ? 1 : threads, .kernels = kernels});
 }
 

@@ -6,6 +6,7 @@
 
 #include <sherd/kernels/device/detail/queue_stream.h>
 
+#include "cudnn_library.h"
 #include "queue.h"
 
 namespace sherd {
@@ -102,6 +103,24 @@ cuda::SymmetricProducts symmetric_of(const DeviceOptions& o, int capability) {
                                                     : cuda::SymmetricProducts::blocks;
 }
 
+std::string version_of_cudnn(int64_t version) {
+  return fmt::format("cuDNN {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+cuda::Attention attention_of(const DeviceOptions& o) {
+  if (o.attention == "own") return cuda::Attention::own;
+  if (o.attention != "auto" && o.attention != "cudnn")
+    throw InvalidArgument(fmt::format("{}: attention \"{}\" is unknown; use \"auto\", \"own\" or \"cudnn\"",
+                                      o.label, o.attention));
+  const cuda::CudnnLibrary library = cuda::cudnn_library();
+  std::string problem = library.problem;
+  if (library.version != 0 && library.version < cuda::kOldestCudnn)
+    problem = fmt::format("{} is too old; install 9.0.0 or newer", version_of_cudnn(library.version));
+  if (o.attention == "auto") return problem.empty() ? cuda::Attention::automatic : cuda::Attention::own;
+  if (!problem.empty()) throw NotSupported(fmt::format("{}: attention \"cudnn\": {}", o.label, problem));
+  return cuda::Attention::cudnn;
+}
+
 std::string why_none() {
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);
@@ -129,7 +148,8 @@ Chip chip_of(const DeviceOptions& o) {
             .capability = attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
                           attribute(cudaDevAttrComputeCapabilityMinor),
             .tf32 = o.tf32,
-            .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+            .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+            .attention = attention_of(o)};
   chip.symmetric = symmetric_of(o, chip.capability);
   return chip;
 }
@@ -189,7 +209,10 @@ class CudaDevice final : public Device {
   std::string describe() const override {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, chip_.ordinal), "device properties");
-    return fmt::format("{} (GPU {}){}", properties.name, chip_.ordinal, chip_.tf32 ? ", tf32" : "");
+    return fmt::format("{} (GPU {}){}{}", properties.name, chip_.ordinal, chip_.tf32 ? ", tf32" : "",
+                       chip_.attention == cuda::Attention::own
+                           ? ""
+                           : ", attention by " + version_of_cudnn(cuda::cudnn_library().version));
   }
 
  private:

@@ -58,6 +58,7 @@ CudaQueue::CudaQueue(const Chip& chip, Allocator& allocator, EventClock& clock, 
 
 CudaQueue::~CudaQueue() {
   cudaSetDevice(chip_.ordinal);
+  attention_plans_.reset();
   if (blas_) cublasLtDestroy(blas_);
   if (solver_) cusolverDnDestroy(solver_);
   allocator_.release(workspace_, true);

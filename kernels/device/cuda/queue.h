@@ -26,6 +26,9 @@ struct MatmulPlans;
 /// How products that are known to be symmetric are formed; see products.h.
 enum class SymmetricProducts { blocks, hopper };
 
+/// What computes attention where it can: sherd's kernels; cuDNN, if it starts; cuDNN, or an error.
+enum class Attention { own, automatic, cudnn };
+
 /// What kernels choose their form by.
 struct Chip {
   int ordinal = 0;
@@ -34,6 +37,7 @@ struct Chip {
   bool tf32 = false;
   int64_t shared_bytes = 48 * 1024;  // most dynamic shared memory of a block
   SymmetricProducts symmetric = SymmetricProducts::blocks;
+  Attention attention = Attention::own;
 };
 
 /// Any thread may ask. Each question selects the device first: a thread that has selected none would
@@ -84,6 +88,8 @@ class CudaQueue final : public NativeQueue {
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
   /// What matmul() remembers of this queue; null at first.
   std::shared_ptr<MatmulPlans>& matmul_plans() { return matmul_plans_; }
+  /// The same of attention by cuDNN; goes before the stream.
+  std::shared_ptr<void>& attention_plans() { return attention_plans_; }
   /// Returns the most dynamic shared memory (bytes) that `kernel` can be started with: the chip's limit less its
   /// static shared memory. Allows it that much at the first call, always the most, since what one launch sets
   /// holds for all others of that kernel, on every stream.
@@ -102,6 +108,7 @@ class CudaQueue final : public NativeQueue {
   cusolverDnHandle_t solver_ = nullptr;
   void* workspace_ = nullptr;
   std::shared_ptr<MatmulPlans> matmul_plans_;
+  std::shared_ptr<void> attention_plans_;
   std::map<const void*, int64_t> dynamic_shared_;  // limits by kernel
   void* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;

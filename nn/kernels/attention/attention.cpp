@@ -39,6 +39,20 @@ AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse,
   return a;
 }
 
+/// The first call of a shape may build a plan (cuDNN's), which loads kernels: InOrder.
+void queue_attention(Stream& s, const char* what, void (*kernel)(ExecutionContext&, const AttentionArgs&),
+                     const AttentionArgs& a) {
+  Device& device = s.device();
+  const auto place = [](const void* p) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(p) % 16); };
+  const InOrder in_order(
+      device,
+      device.kind() == DeviceKind::cuda &&
+          device.first_use({a.dqkv.data != nullptr, a.batch, a.seq, a.heads, a.kv_heads, a.head_dim,
+                            static_cast<int64_t>(a.qkv.dtype), a.max_logits != nullptr, place(a.qkv.data),
+                            place(a.out.data), place(a.lse), place(a.dout.data), place(a.dqkv.data)}));
+  queue(s, what, kernel, a);
+}
+
 }  // namespace
 
 void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
@@ -49,7 +63,7 @@ void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Te
     check.dtype("max_logits", max_logits, DType::f32).shape("max_logits", max_logits, {heads});
   check.done();
   a.max_logits = pointer<float>(max_logits);
-  queue(s, "attention_forward", kernels<AttentionKernels>(s).attention_forward, a);
+  queue_attention(s, "attention_forward", kernels<AttentionKernels>(s).attention_forward, a);
 }
 
 void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out,
@@ -61,7 +75,7 @@ void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const
   check.shape("dout", dout, out.shape()).shape("dqkv", dqkv, qkv.shape()).done();
   a.dout = ref(dout);
   a.dqkv = ref(dqkv);
-  queue(s, "attention_backward", kernels<AttentionKernels>(s).attention_backward, a);
+  queue_attention(s, "attention_backward", kernels<AttentionKernels>(s).attention_backward, a);
 }
 
 }  // namespace sherd::ops

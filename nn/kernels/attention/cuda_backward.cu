@@ -1,4 +1,5 @@
 #include "cuda_attention.h"
+#include "cuda_cudnn.h"
 #include "cuda_tiles.h"
 
 // Probabilities are computed again from the scores and lse. Two kernels, so that every sum has one owner and
@@ -252,6 +253,7 @@ void attention_backward(ExecutionContext& context, const AttentionArgs& a) {
   if (is_empty(a)) return;
   on_tensor_cores("attention_backward", a);  // throws for what no kernel takes
   if (a.qkv.dtype == DType::f32) return run<float>(context, a);
+  if (cudnn_backward(context, a)) return;
   run<__nv_bfloat16>(context, a);
 }
 

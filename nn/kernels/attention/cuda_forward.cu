@@ -1,6 +1,7 @@
 #include <sherd/nn/kernels/attention/attention.h>
 
 #include "cuda_attention.h"
+#include "cuda_cudnn.h"
 #include "cuda_tiles.h"
 
 // FlashAttention-2 (Dao 2023): a block owns a tile of query rows, keys and values stream by, the softmax is
@@ -172,6 +173,7 @@ void attention_forward(ExecutionContext& context, const AttentionArgs& a) {
   const char* what = "attention_forward";
   if (is_empty(a)) return;
   if (!on_tensor_cores(what, a)) return plain_attention_forward(context, a);
+  if (cudnn_forward(context, a)) return;
   with_width(a.head_dim, [&](auto width) {
     using F = Forward<width()>;
     launch(context, what, forward_kernel<width()>,

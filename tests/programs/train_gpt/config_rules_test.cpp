@@ -167,6 +167,7 @@ TEST(Config, WhatOnlyGpusHaveNeedsThem) {
   EXPECT_THAT(refusal({"--bootstrap", "mpi", "--nccl-check-calls", "--device", "cuda"}),
               HasSubstr("--bootstrap mpi, --nccl-check-calls: of NCCL alone; give --comm nccl"));
   EXPECT_THAT(refusal({"--symmetric-products", "hopper"}), HasSubstr("give --device cuda"));
+  EXPECT_THAT(refusal({"--attention", "cudnn"}), HasSubstr("give --device cuda"));
   EXPECT_THAT(refusal({"--tf32", "--device", "cpu"}), AllOf(HasSubstr("--tf32"), HasSubstr("--device cuda")));
   EXPECT_THAT(refusal({"--device", "gpu"}), HasSubstr("--device gpu: must be one of cpu|cuda"));
   EXPECT_THAT(refusal({"--comm", "gloo"}), HasSubstr("must be one of local|nccl|mpi"));

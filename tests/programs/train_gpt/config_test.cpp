@@ -103,6 +103,7 @@ TrainConfig other_config() {
   c.nccl_exact_order = c.nccl_check_calls = c.nccl_register_buffers = c.nccl_windows = c.nccl_nvls = true;
   c.tf32 = true;
   c.symmetric_products = "hopper";
+  c.attention = "own";
   c.kernels = "reference";
   c.threads = 2;
   c.memory_limit = 3 << 20;
@@ -162,6 +163,7 @@ std::vector<TrainConfig> other_runs() {
       experts.nccl_nvls = false;
   experts.tf32 = false;
   experts.symmetric_products = standard.symmetric_products;
+  experts.attention = standard.attention;
   for (TrainConfig* c : {&cut, &experts}) {
     c->eval_only = c->sample_only = c->from_scratch = false;  // both of them train
     c->sequence_parallel = false;                             // of models
@@ -221,7 +223,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
     "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 0, "explain_plan": false,
     "device": "cpu", "comm": "local", "bootstrap": "env", "mpi_library_order": false, "nccl_exact_order": false, "nccl_check_calls": false,
-    "nccl_register_buffers": false, "nccl_windows": false, "nccl_nvls": false, "tf32": false, "symmetric_products": "auto", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
+    "nccl_register_buffers": false, "nccl_windows": false, "nccl_nvls": false, "tf32": false, "symmetric_products": "auto", "attention": "auto", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
     "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "save_retry": "10m", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
     "eval_every": 0, "eval_windows": null, "metrics": "", "log_dir": "", "measure_peak": true, "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32", "export_hf": "",
@@ -350,7 +352,8 @@ TEST(Config, MuonFlagsWithoutMuonAreRefusedAndInAFileTheyMayWait) {
 TEST(Config, VersionNamesTheProgramAndWhatWasBuiltIn) {
   const CommandLine line = parse_line({"--version"});
   ASSERT_TRUE(line.help.has_value());
-  EXPECT_THAT(*line.help, testing::MatchesRegex("train_gpt [0-9.]+ \\(CUDA .*, NCCL .*, MPI .*\\)\n"));
+  EXPECT_THAT(*line.help, testing::MatchesRegex(
+                              "train_gpt [0-9.]+ \\(CUDA .*, NCCL .*, cuDNN attention .*, MPI .*\\)\n"));
 }
 
 TEST(Config, FlagsWinOverTheFileWhereverTheyStand) {

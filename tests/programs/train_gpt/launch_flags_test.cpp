@@ -18,6 +18,7 @@ TEST(LaunchFlags, SetTheOptionsOfALaunch) {
   c.bootstrap = "mpi";
   c.kernels = "reference";
   c.symmetric_products = "hopper";
+  c.attention = "own";
   c.tf32 = c.nccl_exact_order = c.nccl_check_calls = c.nccl_register_buffers = c.nccl_windows = c.nccl_nvls =
       true;
   c.mpi_library_order = true;
@@ -30,6 +31,7 @@ TEST(LaunchFlags, SetTheOptionsOfALaunch) {
   EXPECT_EQ(o.device.kind, sherd::DeviceKind::cuda);
   EXPECT_EQ(o.device.kernels, sherd::CpuKernels::reference);
   EXPECT_EQ(o.device.symmetric_products, sherd::SymmetricProducts::hopper);
+  EXPECT_EQ(o.device.attention, sherd::AttentionMethod::own);
   EXPECT_TRUE(o.device.tf32);
   EXPECT_EQ(o.device.threads, 3);
   EXPECT_EQ(o.device.memory_limit, 4096);
@@ -48,6 +50,7 @@ TEST(LaunchFlags, TheDefaultsAreTheLibrarys) {
   EXPECT_EQ(flags.device.kind, own.device.kind);
   EXPECT_EQ(flags.device.kernels, own.device.kernels);
   EXPECT_EQ(flags.device.symmetric_products, own.device.symmetric_products);
+  EXPECT_EQ(flags.device.attention, own.device.attention);
   EXPECT_EQ(flags.device.threads, own.device.threads);
   EXPECT_EQ(flags.device.max_queued_work, own.device.max_queued_work);
   EXPECT_EQ(flags.job.bootstrap, own.job.bootstrap);
@@ -84,9 +87,9 @@ TEST(LaunchFlags, AreFlagsOfTheProgram) {
   const auto flags = to_json(TrainConfig());
   for (const char* option :
        {"job.bootstrap", "device.kind", "device.kernels", "device.threads", "device.memory_limit",
-        "device.max_queued_work", "device.tf32", "device.symmetric_products", "nccl.exact_order",
-        "nccl.check_calls", "nccl.register_buffers", "nccl.windows", "flight_recorder.folder",
-        "ranks = ", "backend = ", "timeout = "}) {
+        "device.max_queued_work", "device.tf32", "device.symmetric_products", "device.attention",
+        "nccl.exact_order", "nccl.check_calls", "nccl.register_buffers", "nccl.windows",
+        "flight_recorder.folder", "ranks = ", "backend = ", "timeout = "}) {
     std::string name = with_flags(option);
     ASSERT_TRUE(name.starts_with("--")) << option;
     name = name.substr(2, name.find(' ') - 2);
