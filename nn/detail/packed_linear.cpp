@@ -110,39 +110,40 @@ std::vector<Gradient> with_residual(const BackwardCall& call, Gradient of_x) {
   return gradients;
 }
 
-Var packed_function(const Packed& packed, const Var& x, const Var& residual) {
+Var packed_function(const Packed& packed, const Var& x, const Var& residual, const char* name) {
   const Tensor in = x.value();
-  packed.check(in);
   std::vector<Var> inputs{x};
   if (residual.defined()) inputs.push_back(residual);
   return function(
       inputs,
-      [&](Stream& s) { return packed.forward(s, in, residual.defined() ? residual.value() : Tensor()); },
+      [&](Stream& s) {
+        packed.check(in);
+        return packed.forward(s, in, residual.defined() ? residual.value() : Tensor());
+      },
       [packed, in](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dy = call.output().tensor(in.device(), {in.size(0), packed.width()}, in.dtype());
         packed.weight_backward(s, dy, in);
         return with_residual(call, call.wants(0) ? Gradient(packed.input_backward(s, dy, in)) : Gradient());
       },
-      packed.all());
+      packed.all(), name);
 }
 
 }  // namespace
 
 Var packed_linear(const Var& x, const std::vector<Parameter>& weights, const std::vector<Parameter>& biases,
                   WeightLayout layout) {
-  return packed_function({weights, biases, layout}, x, {});
+  return packed_function({weights, biases, layout}, x, {}, "packed_linear");
 }
 
-Var add_affine(const Var& residual, const Var& x, const Affine& w, WeightLayout layout) {
-  return packed_function({w, layout}, x, residual);
+Var add_affine(const Var& residual, const Var& x, const Affine& w, WeightLayout layout, const char* name) {
+  return packed_function({w, layout}, x, residual, name);
 }
 
-Var gelu_mlp(const Var& residual, const Var& x, const Affine& up, const Affine& down, WeightLayout layout) {
+Var gelu_mlp(const Var& residual, const Var& x, const Affine& up, const Affine& down, WeightLayout layout,
+             const char* name) {
   const Packed first(up, layout), second(down, layout);
   const Tensor in = x.value();
-  first.check(in);
   const Tensor before = like(in, {in.size(0), first.width()}), hidden = like(before);
-  second.check(hidden);
   std::vector<Var> inputs{x};
   if (residual.defined()) inputs.push_back(residual);
   std::vector<Parameter> parameters = first.all();
@@ -150,6 +151,8 @@ Var gelu_mlp(const Var& residual, const Var& x, const Affine& up, const Affine& 
   return function(
       inputs,
       [&](Stream& s) {
+        first.check(in);
+        second.check(hidden);
         ops::gemm_gelu(s, hidden, before, in, false, up.weight.data(), first.transposed, first.bias());
         return second.forward(s, hidden, residual.defined() ? residual.value() : Tensor());
       },
@@ -162,7 +165,7 @@ Var gelu_mlp(const Var& residual, const Var& x, const Affine& up, const Affine& 
         return with_residual(call,
                              call.wants(0) ? Gradient(first.input_backward(s, dbefore, in)) : Gradient());
       },
-      parameters);
+      parameters, name);
 }
 
 Var add_bias(const Var& x, const Parameter& bias, const TensorParallel& tp) {

@@ -19,18 +19,19 @@ enum class WeightLayout { out_in, in_out };
 Var packed_linear(const Var& x, const std::vector<Parameter>& weights,
                   const std::vector<Parameter>& biases = {}, WeightLayout layout = WeightLayout::out_in);
 
-/// A weight with its bias, which may be undefined.
+/// A weight with its bias, which may be undefined. `name` below is function()'s.
 struct Affine {
   Parameter weight, bias;
 };
 
 /// residual + (x w^T + bias), the product's epilogue where the device has one. residual may be undefined.
-Var add_affine(const Var& residual, const Var& x, const Affine& w,
-               WeightLayout layout = WeightLayout::out_in);
+Var add_affine(const Var& residual, const Var& x, const Affine& w, WeightLayout layout = WeightLayout::out_in,
+               const char* name = __builtin_FUNCTION());
 
 /// residual + (gelu(x up^T + bias) down^T + bias), GELU and its backward in the products' epilogues. residual may be
 /// undefined.
-Var gelu_mlp(const Var& residual, const Var& x, const Affine& up, const Affine& down, WeightLayout layout);
+Var gelu_mlp(const Var& residual, const Var& x, const Affine& up, const Affine& down, WeightLayout layout,
+             const char* name = __builtin_FUNCTION());
 
 /// x + bias, added to each row: x [n, d], bias [d].
 /// @param tp ranks each of which has other rows, while the bias is whole on all of them: its gradient is

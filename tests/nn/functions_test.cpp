@@ -184,7 +184,7 @@ TEST(Functions, OfOtherShapesAreNamedWithTheirInputsAndParameters) {
     EXPECT_THAT(message(t({4, 7}), [](Weighted& m, const Var& x) { return nn::linear_gelu(x, m.w); }),
                 names("linear_gelu of f32 [4, 7]", "gemm", "'weight' [6, 5]"));
     EXPECT_THAT(message(t({4, 7}), [](Weighted& m, const Var& x) { return nn::add_linear(x, x, m.back); }),
-                names("add_linear of f32 [4, 7], f32 [4, 7]", "gemm", "'back.weight' [5, 6]"));
+                names("add_linear of f32 [4, 7], f32 [4, 7]", "x is [4, 7]", "'back.weight' [5, 6]"));
     EXPECT_THAT(message(t({4, 7}), [](Weighted& m, const Var& x) { return nn::rms_norm(x, m.gain); }),
                 names("rms_norm of f32 [4, 7]", "must", "'norm.weight' [5]"));
     EXPECT_THAT(message(t({4, 7}), [](Weighted& m, const Var& x) { return nn::embedding(x, m.w); }),
