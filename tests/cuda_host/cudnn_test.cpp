@@ -6,6 +6,11 @@
 #include <sherd/nn/ops.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <optional>
+#include <thread>
 
 #include "../kernels/lab.h"
 
@@ -243,12 +248,24 @@ TEST_F(CudnnAttention, TheFirstCallOfAShapeIsIssuedInOrder) {
   const auto side = lab.device->make_stream("side");
   const Tensor qkv = lab.random(kCase.wide(), 1, DType::bf16), out = lab.empty(kCase.narrow(), DType::bf16),
                lse = lab.empty(kCase.sums());
-  for (const int64_t plans : {1, 1}) {
-    side->submit("collective", [](ExecutionContext&) {});
+  const auto call = [&] {
     ops::attention_forward(lab.s, out, lse, qkv, kCase.batch, kCase.heads, kCase.kv_heads);
-    EXPECT_EQ(cudnn_calls()["cudnn plan"], plans);  // issued when the call returns
-  }
+  };
+  std::atomic<bool> before{false};
+  side->submit("collective", [&](ExecutionContext&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    before = true;
+  });
+  call();
+  EXPECT_TRUE(before);
+  EXPECT_EQ(cudnn_calls(), calls(1, 1, 1));
   EXPECT_FALSE(lab.device->issues_in_order());
+  lab.s.synchronize();
+  std::promise<void> go;
+  side->submit("held", [&](ExecutionContext&) { go.get_future().wait(); });
+  call();  // a known shape waits for nothing
+  go.set_value();
+  side->synchronize();
 }
 
 TEST(CudnnOption, SaysWhatIsMissing) {

@@ -1,8 +1,9 @@
-// Test interface of the imitated libraries (cudart, cuBLASLt, cuSOLVER). They keep their real C
+// Test interface of the imitated libraries (cudart, cuBLASLt, cuSOLVER; of cuDNN its attention alone). They keep their real C
 // interfaces and do at once, on the calling thread, what they would queue on a stream.
 //
 // Environment: SHERD_HOST_CUDA_DEVICES, the number of devices (8 when unset; 0: no driver).
 // SHERD_HOST_CUDA_CAPABILITY: theirs, 80 when unset; 90 lets the kernel for that chip alone be asked for.
+// SHERD_HOST_CUDNN_VERSION: cuDNN's, as 91900 for 9.19.0; unset: it is not installed.
 #pragma once
 
 #include <cstdint>
