@@ -37,7 +37,7 @@ function(sherd_kernel_family library folder table)
     file(RELATIVE_PATH family ${PROJECT_SOURCE_DIR} ${here})
     get_filename_component(name ${folder} NAME)
     configure_file(${PROJECT_SOURCE_DIR}/cmake/no_cuda_kernels.cpp.in ${CMAKE_CURRENT_BINARY_DIR}/${folder}/no_cuda.cpp @ONLY)
-    target_sources(${library} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/${folder}/no_cuda.cpp)
+    sherd_cuda_twin(${library} ${CMAKE_CURRENT_BINARY_DIR}/${folder}/no_cuda.cpp)
   endif()
 endfunction()
 
@@ -45,6 +45,14 @@ function(sherd_kernel_options library options)
   if(ARGN)
     set_source_files_properties(${ARGN} TARGET_DIRECTORY ${library} PROPERTIES COMPILE_OPTIONS "${options}")
     sherd_without_pch(${library} ${ARGN})
+  endif()
+endfunction()
+
+# What builds without CUDA have in place of a CUDA source. An object of its own, where the emulation's takes its place.
+function(sherd_cuda_twin library source)
+  target_sources(${library} PRIVATE ${source})
+  if(NOT SHERD_SANITIZE)  # no emulation there
+    set_source_files_properties(${source} TARGET_DIRECTORY ${library} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   endif()
 endfunction()
 

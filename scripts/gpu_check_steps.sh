@@ -2,30 +2,30 @@
 # Part of gpu_check.sh: which steps there are, in which order, and what becomes of each. What they do is in
 # gpu_check_work.sh, how their programs are ended in gpu_check_group.sh.
 
-# Name, part, expected seconds on one H100, longest, and the function that does it with its arguments. Those of part
+# Name, part, expected seconds on one H200, longest, and the function that does it with its arguments. Those of part
 # `tests` are right or wrong: they run side by side and first, since the host's processors bound them. What is timed
 # follows, one after the other, what tells most first.
 steps() {
   cat <<'END'
-kernels_0               tests      60  200  kernel_tests 0
-kernels_1               tests      60  200  kernel_tests 1
-kernels_2               tests      60  200  kernel_tests 2
-kernels_3               tests      60  200  kernel_tests 3
-kernels_4               tests      60  200  kernel_tests 4
-kernels_5               tests      60  200  kernel_tests 5
+kernels_0               tests     100  200  kernel_tests 0
+kernels_1               tests     100  200  kernel_tests 1
+kernels_2               tests     100  200  kernel_tests 2
+kernels_3               tests     100  200  kernel_tests 3
+kernels_4               tests     100  200  kernel_tests 4
+kernels_5               tests     100  200  kernel_tests 5
 strategies_bits         tests      40  150  strategies_bits
 runs_repeat             tests      25  150  runs_repeat
 nccl_one_rank           tests      25  150  nccl_one_rank
-parity_cpu_cuda         tests      60  200  parity_cpu_cuda
+parity_cpu_cuda         tests     140  200  parity_cpu_cuda
 checkpoint_crossing     tests      60  200  checkpoint_crossing
-bench_device            bench      25  120  figures device device
-gpt2_124m               training   25   90  train_speed gpt2-124m 1024 64 adamw
-llama_1b                training   30   90  train_speed llama3.2-1b 2048 4 adamw
-llama_1b_muon           training   40  120  train_speed llama3.2-1b 2048 4 muon
-bytes_1300m             training   60  150  bytes_speed
-bench_newton_schulz     bench      25  120  figures newton_schulz newton_schulz --symmetric-products blocks
-newton_schulz_hopper    bench      25  120  hopper_figures
-bench_torch             bench      90  240  torch_figures
+bench_device            bench       6  120  figures device device
+gpt2_124m               training   10   90  train_speed gpt2-124m 1024 64 adamw
+llama_1b                training   10   90  train_speed llama3.2-1b 2048 4 adamw
+llama_1b_muon           training   10  120  train_speed llama3.2-1b 2048 4 muon
+bytes_1300m             training   15  150  bytes_speed
+bench_newton_schulz     bench      10  120  figures newton_schulz newton_schulz --symmetric-products blocks
+newton_schulz_hopper    bench      10  120  hopper_figures
+bench_torch             bench      30  240  torch_figures
 nccl_four_processes     nccl       60  180  nccl_four_processes
 muon_against_adamw      training   90  180  muon_against_adamw
 nccl_lost_rank          nccl       50  150  nccl_lost_rank

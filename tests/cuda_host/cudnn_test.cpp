@@ -172,7 +172,7 @@ TEST_F(CudnnAttention, IsCutByItemsAndThenByKeyHeads) {
     return taken ? cudnn_calls()["cudnn run"] : 0;
   };
   EXPECT_EQ(runs(5 * 128), 1);
-  EXPECT_EQ(runs(5 * 128 - 1), 2);  // 4 and 1
+  EXPECT_EQ(runs(5 * 128 - 1), 2);  // 3 and 2
   EXPECT_EQ(runs(2 * 128), 3);      // 2, 2 and 1
   EXPECT_EQ(runs(128), 5);
   EXPECT_EQ(runs(127), 10);

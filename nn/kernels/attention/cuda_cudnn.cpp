@@ -103,16 +103,20 @@ class Cut {
     return a_.lse + (item * a_.heads + kv_head * shape_.group) * a_.seq;
   }
 
-  /// The largest part whose workspace is within the limit.
+  /// A part of the fewest whose workspaces are within the limit.
   std::optional<CudnnShape> largest_part() {
     CudnnShape part = shape_;
     for (;;) {
       const CudnnPlan* const plan = plans_.find(part);
       if (!plan) return {};
       if (plan->workspace_bytes <= most_) return part;
-      int64_t& count = part.batch > 1 ? part.batch : part.kv_heads;
+      const bool items = part.batch > 1;
+      int64_t& count = items ? part.batch : part.kv_heads;
+      const int64_t all = items ? a_.batch : a_.kv_heads;
       if (count == 1) return {};
       count = std::clamp<int64_t>(count * most_ / plan->workspace_bytes, 1, count - 1);
+      const int64_t parts = (all + count - 1) / count;
+      count = (all + parts - 1) / parts;  // as many parts, of nearly one size
     }
   }
 
