@@ -5,7 +5,7 @@
 namespace sherd::nccl {
 namespace {
 
-/// Blocks that stand for memory of which nobody knows the address.
+/// Blocks that stand for memory whose address NCCL keeps to itself.
 class Elsewhere final : public MemorySource {
  public:
   void* allocate(int64_t) override { return new char; }
