@@ -9,13 +9,18 @@ find_nvcc() {
 # Test programs for a real GPU; those of the emulation are not.
 gpu_test_targets() { cmake --build "$1" --target help 2>/dev/null | grep -oE '\btest_cuda[a-z_]*' | grep -v cuda_host | sort -u; }
 
+# configure FOLDER FLAGS...: programs for any machine with a GPU. MPI is not part of what travels.
+configure() {
+  find_nvcc
+  attend 0 cmake --preset cuda -B "$1" -DSHERD_PORTABLE=ON -DSHERD_MPI=OFF "${@:2}" >/dev/null
+}
+
 build() {
   cd "$root" || return
   bin=${GPU_CHECK_BIN:-$root/build/cuda/bin} bench=$root/programs/bench data=$work/data.txt
   make_data "$data"
   [ -z "${GPU_CHECK_BIN:-}" ] || return 0
-  find_nvcc
-  attend 0 cmake --preset cuda >/dev/null &&
+  configure build/cuda &&
     attend 0 cmake --build build/cuda --target train_gpt sherd_tool sherd_bench $(gpu_test_targets build/cuda)
 }
 
@@ -28,14 +33,15 @@ make_data() {
 }
 
 pack() {
-  local target=$1 build=$root/build/portable stage library configure=(--preset cuda -DCMAKE_CUDA_ARCHITECTURES="$2")
-  if [ "$device" = cpu ]; then
-    build=$root/build/portable_cpu configure=(--preset release -DSHERD_CUDA=OFF)
-  else
-    find_nvcc
-  fi
+  local target=$1 build=$root/build/cuda stage library
   cd "$root" || return
-  attend 0 cmake "${configure[@]}" -B "$build" -DSHERD_PORTABLE=ON -DSHERD_MPI=OFF >/dev/null || return
+  if [ "$device" = cpu ]; then
+    build=$root/build/portable_cpu
+    attend 0 cmake --preset release -DSHERD_CUDA=OFF -B "$build" -DSHERD_PORTABLE=ON -DSHERD_MPI=OFF >/dev/null || return
+  else
+    attend 0 scripts/install_cuda_extras.sh || echo "packing without attention by cuDNN" >&2
+    configure "$build" -DCMAKE_CUDA_ARCHITECTURES="$2" || return
+  fi
   local targets=(train_gpt sherd_tool sherd_bench $(gpu_test_targets "$build"))
   attend 0 cmake --build "$build" --target "${targets[@]}" || return
   stage=$(mktemp -d "${TMPDIR:-/tmp}/gpu_check.XXXXXX") || return

@@ -16,7 +16,7 @@ kernels_5               tests     100  200  kernel_tests 5
 strategies_bits         tests      40  150  strategies_bits
 runs_repeat             tests      25  150  runs_repeat
 nccl_one_rank           tests      25  150  nccl_one_rank
-parity_cpu_cuda         tests     140  200  parity_cpu_cuda
+parity_cpu_cuda         tests     100  200  parity_cpu_cuda
 checkpoint_crossing     tests      60  200  checkpoint_crossing
 bench_device            bench       6  120  figures device device
 gpt2_124m               training   10   90  train_speed gpt2-124m 1024 64 adamw

@@ -87,6 +87,9 @@ class Device {
   RunAhead& run_ahead() { return run_ahead_; }
   /// All memory of the device, used or not; 0 where it shares the host's.
   virtual int64_t total_memory() const { return 0; }
+  /// Memory of the device that is taken now, by whatever process and library; 0 where it shares the host's. Asks the driver:
+  /// not for every step.
+  virtual int64_t taken_memory() const { return 0; }
   /// Returns which kernels run on this device.
   virtual KernelSet kernel_set() const = 0;
   /// Returns the table of a family of operations, such as GemmKernels, or of a user's own (kernel_set.h). @throws NotSupported

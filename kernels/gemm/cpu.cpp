@@ -10,6 +10,7 @@
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/epilogue/epilogue.h>
 
+#include "cpu_bf16.h"
 #include "cpu_sgemm.h"
 
 namespace sherd::cpu {
@@ -63,6 +64,7 @@ Operand operand(Ref r, int64_t rows, int64_t cols, int64_t ld) {
 }
 
 void multiply(ExecutionContext& ctx, const GemmArgs& g) {
+  if (multiply_bf16(ctx, g)) return;
   Operand a = operand(g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda);
   Operand b = operand(g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb);
   Operand c = operand(g.c, g.m, g.n, g.ldc);

@@ -52,8 +52,11 @@ Log log();
 using StreamRunner = void (*)(void* stream, std::function<void(std::function<void()> done)> begin);
 void run_streams_by(StreamRunner runner);
 
+/// What each communicator takes of every device with a limit.
+inline constexpr int64_t kCommunicatorBytes = int64_t{8} << 20;
+
 /// A CPU device whose streams have native queues, and whose reductions use scratch memory of their own. Its
-/// memory has so many blocks at most, when that is above 0.
-std::shared_ptr<Device> make_queue_device(const std::string& label, int blocks = 0);
+/// memory has so many blocks at most, when that is above 0, and so many bytes when `limit` is.
+std::shared_ptr<Device> make_queue_device(const std::string& label, int blocks = 0, int64_t limit = 0);
 
 }  // namespace sherd::test::fake_nccl

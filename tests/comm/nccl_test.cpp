@@ -137,6 +137,32 @@ TEST(NcclEnd, WhatASplitMadeWhileTheLaunchFailedIsAbortedToo) {
   }
 }
 
+TEST(NcclMemory, IsInTheTableAndUnderTheLimit) {
+  fake_nccl::reset();
+  const auto device = fake_nccl::make_queue_device("rank 0", 0, int64_t{1} << 30);
+  Allocator& memory = device->allocator();
+  {
+    const auto world = nccl::make_world(fake_nccl::api(), std::vector{device}, quick(60s)).front();
+    EXPECT_EQ(memory.live_bytes("NCCL"), fake_nccl::kCommunicatorBytes);
+    const auto clone = world->clone();
+    EXPECT_EQ(memory.live_bytes("NCCL"), 2 * fake_nccl::kCommunicatorBytes);
+    EXPECT_EQ(memory.live_bytes(MemoryClass::message), 2 * fake_nccl::kCommunicatorBytes);
+    EXPECT_THAT(memory.format_table(), HasSubstr("NCCL"));
+    world->barrier(device->compute());
+    device->compute().synchronize();
+  }
+  EXPECT_EQ(memory.live_bytes("NCCL"), 0);
+
+  const auto small = fake_nccl::make_queue_device("rank 0", 0, fake_nccl::kCommunicatorBytes * 3 / 2);
+  const auto world = nccl::make_world(fake_nccl::api(), std::vector{small}, quick(60s)).front();
+  try {
+    world->clone();
+    ADD_FAILURE() << "more than the limit";
+  } catch (const OutOfMemory& e) {
+    EXPECT_THAT(e.what(), HasSubstr("NCCL"));
+  }
+}
+
 // Sums in NVLink's switches have another order in each call.
 TEST(NcclEnd, SwitchesSumOnlyWhereTheOptionOrTheEnvironmentAllowsIt) {
   const auto after = [](const char* set, bool nvls) {

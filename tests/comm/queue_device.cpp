@@ -110,11 +110,18 @@ class FewBlocks final : public MemorySource {
 
 class QueueDevice final : public Device {
  public:
-  QueueDevice(const std::string& label, int blocks)
-      : allocator_(label, 0, blocks > 0 ? std::make_unique<FewBlocks>(blocks) : nullptr),
+  QueueDevice(const std::string& label, int blocks, int64_t limit)
+      : limit_(limit),
+        allocator_(label, limit, blocks > 0 ? std::make_unique<FewBlocks>(blocks) : nullptr),
         host_(make_cpu_device({.label = label, .kernels = "reference"})),
         compute_(make_stream("compute")) {}
   Allocator& allocator() override { return allocator_; }
+  int64_t total_memory() const override { return limit_ > 0 ? int64_t{1} << 40 : 0; }
+  int64_t taken_memory() const override {
+    const Log now = log();
+    const int64_t communicators = now.made - now.destroyed - now.aborted;
+    return allocator_.held_bytes() + communicators * kCommunicatorBytes;
+  }
   KernelSet kernel_set() const override { return KernelSet::reference; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
@@ -142,6 +149,7 @@ class QueueDevice final : public Device {
   std::unique_ptr<Stream> make_stream(std::string name) {
     return std::make_unique<QueueStream>(*this, std::move(name), 1, std::make_unique<FakeQueue>(allocator_));
   }
+  const int64_t limit_;
   Allocator allocator_;
   std::shared_ptr<Device> host_;
   std::unique_ptr<Stream> compute_;
@@ -149,8 +157,8 @@ class QueueDevice final : public Device {
 
 }  // namespace
 
-std::shared_ptr<Device> make_queue_device(const std::string& label, int blocks) {
-  return std::make_shared<QueueDevice>(label, blocks);
+std::shared_ptr<Device> make_queue_device(const std::string& label, int blocks, int64_t limit) {
+  return std::make_shared<QueueDevice>(label, blocks, limit);
 }
 
 }  // namespace sherd::test::fake_nccl

@@ -81,11 +81,13 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
 
 void Handle::init(int rank, int size, const ncclUniqueId& id, const std::string& where,
                   const Deadline& deadline) {
-  std::lock_guard driver(driver_);
-  std::unique_lock lock(mutex_);
-  session_.check(where);
-  ncclConfig_t config = nonblocking();
-  settle(lock, session_.api().comm_init_rank_config(&comm_, size, id, rank, &config), where, deadline);
+  memory_.count([&] {
+    std::lock_guard driver(driver_);
+    std::unique_lock lock(mutex_);
+    session_.check(where);
+    ncclConfig_t config = nonblocking();
+    settle(lock, session_.api().comm_init_rank_config(&comm_, size, id, rank, &config), where, deadline);
+  });
 }
 
 void Handle::init_split(Handle& parent, int color, int key, const std::string& where,
@@ -93,21 +95,23 @@ void Handle::init_split(Handle& parent, int color, int key, const std::string& w
   ncclConfig_t config = nonblocking();
   // A split is not numbered: other ranks' progress is not compared with it.
   parent.begin(Awaited{});
-  parent.run(where, deadline, [&](ncclComm_t comm) {
-    return taken_up(session_.api().comm_split(comm, color, key, &split_, &config));
+  memory_.count([&] {
+    parent.drive(where, deadline, [&](ncclComm_t comm) {
+      return taken_up(session_.api().comm_split(comm, color, key, &split_, &config));
+    });
+    std::lock_guard driver(driver_);
+    std::unique_lock lock(mutex_);
+    // NCCL's thread writes the new communicator to split_ when the split is complete.
+    for (Backoff backoff(std::chrono::milliseconds(1)); !take_split();) {
+      lock.unlock();
+      backoff.sleep();
+      session_.check(where);
+      if (deadline.passed()) session_.fail(where, late(where, deadline.timeout, {}));
+      lock.lock();
+    }
+    session_.check(where);  // the watchdog aborts what was taken
+    settle(lock, ncclInProgress, where, deadline);
   });
-  std::lock_guard driver(driver_);
-  std::unique_lock lock(mutex_);
-  // NCCL's thread writes the new communicator to split_ when the split is complete.
-  for (Backoff backoff(std::chrono::milliseconds(1)); !take_split();) {
-    lock.unlock();
-    backoff.sleep();
-    session_.check(where);
-    if (deadline.passed()) session_.fail(where, late(where, deadline.timeout, {}));
-    lock.lock();
-  }
-  session_.check(where);  // the watchdog aborts what was taken
-  settle(lock, ncclInProgress, where, deadline);
 }
 
 bool Handle::take_split() noexcept {
@@ -119,6 +123,11 @@ bool Handle::take_split() noexcept {
 }
 
 void Handle::run(const std::string& where, const Deadline& deadline, const Call& call) {
+  if (std::exchange(used_, true)) return drive(where, deadline, call);
+  memory_.count([&] { drive(where, deadline, call); });
+}
+
+void Handle::drive(const std::string& where, const Deadline& deadline, const Call& call) {
   std::lock_guard driver(driver_);
   std::unique_lock lock(mutex_);
   session_.check(where);

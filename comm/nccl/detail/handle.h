@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/comm/nccl/detail/library_memory.h>
 #include <sherd/comm/nccl/detail/session.h>
 #include <sherd/comm/nccl/detail/watched.h>
 #include <sherd/comm/nccl/detail/windows.h>
@@ -22,7 +23,10 @@ class Handle final : public Watched {
  public:
   /// `name` and `world_ranks` of its group, the same on all its ranks; `name` is the key of its progress.
   Handle(Session& session, std::string name, std::vector<int> world_ranks)
-      : session_(session), name_(std::move(name)), world_ranks_(std::move(world_ranks)) {}
+      : session_(session),
+        name_(std::move(name)),
+        world_ranks_(std::move(world_ranks)),
+        memory_(session.device()) {}
 
   using Call = std::function<ncclResult_t(ncclComm_t)>;
 
@@ -31,7 +35,9 @@ class Handle final : public Watched {
   /// Makes it from a parent's ranks, whose operations must all be done.
   void init_split(Handle& parent, int color, int key, const std::string& where, const Deadline& deadline);
   /// Issues work and waits until NCCL has issued it.
-  /// @throws CommError when NCCL reports an error or the deadline passes; PeerFailure when the launch failed.
+  /// The first call counts the memory that NCCL takes for it.
+  /// @throws CommError when NCCL reports an error or the deadline passes; PeerFailure when the launch failed;
+  /// OutOfMemory.
   void run(const std::string& where, const Deadline& deadline, const Call& call);
   /// Registers memory that is not registered yet, before an operation on it is issued.
   void register_memory(const void* data, int64_t bytes, const std::string& where, const Deadline& deadline);
@@ -89,6 +95,8 @@ class Handle final : public Watched {
     Awaited awaited;
   };
   void begin(Awaited awaited);
+  /// run() without counting.
+  void drive(const std::string& where, const Deadline& deadline, const Call& call);
   Awaited awaited();
   std::vector<int> gone(const Awaited& awaited) const;
   /// Returns the message for a call that is not done in time, with the ranks that it waits for.
@@ -112,8 +120,10 @@ class Handle final : public Watched {
   Session& session_;
   const std::string name_;
   const std::vector<int> world_ranks_;
-  std::mutex driver_;           // from a call of NCCL until the communicator is done with it; before mutex_
-  std::mutex mutex_;            // calls of NCCL
+  LibraryMemory memory_;  // used by the rank's thread until the first call, then by the stream that drives
+  bool used_ = false;     // likewise
+  std::mutex driver_;     // from a call of NCCL until the communicator is done with it; before mutex_
+  std::mutex mutex_;      // calls of NCCL
   ncclComm_t comm_ = nullptr;   // null before init() and after the end
   ncclComm_t split_ = nullptr;  // set by a thread of NCCL when a split is complete
   std::vector<Registration> registered_;

@@ -14,7 +14,7 @@ constexpr const char* kName = "libcudnn.so.9";
 CudnnLibrary load() {
   if (!SHERD_CUDNN)
     return {.problem =
-                "this build has no cuDNN; run scripts/install_cudnn_frontend.sh and configure with "
+                "this build has no cuDNN; run scripts/install_cuda_extras.sh and configure with "
                 "-DSHERD_CUDNN=ON"};
   // cudnn-frontend finds CUDA's runtime by its name and prefers version 12. The program has this one.
   setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", fmt::format("libcudart.so.{}", CUDART_VERSION / 1000).c_str(), 0);

@@ -199,6 +199,12 @@ class CudaDevice final : public Device {
     check(cudaGetDeviceProperties(&properties, chip_.ordinal), "device properties");
     return static_cast<int64_t>(properties.totalGlobalMem);
   }
+  int64_t taken_memory() const override {
+    size_t available = 0, total = 0;
+    check(cudaSetDevice(chip_.ordinal), "device memory");
+    check(cudaMemGetInfo(&available, &total), "device memory");
+    return static_cast<int64_t>(total - available);
+  }
   KernelSet kernel_set() const override { return KernelSet::cuda; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority priority) override {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <sherd/fsdp/group.h>
 
 namespace sherd {
@@ -25,12 +27,20 @@ TeamComms TeamComms::make(const std::vector<Parameter>& params, const MatrixPlan
     c.team = group.mesh().flatten(plan.copies > 1 ? joined(axes.state_split, axes.state_repeated)
                                                   : axes.state_split);
     c.rank = c.team->rank();
-    c.in = c.team->clone();
-    c.out = c.team->clone();
-    c.gram = c.team->clone();
-    c.in->serve(Purpose("matrices to the owners of " + team));
-    c.out->serve(Purpose("results from the owners of " + team));
-    c.gram->serve(Purpose("products of " + team));
+    // Each takes memory of the communication library: those alone that the plan uses.
+    const auto uses = [&](PlanMode mode) {
+      return std::ranges::any_of(plan.entries, [&](const PlanEntry& e) { return e.mode == mode; });
+    };
+    const auto clone = [&](const std::string& purpose) {
+      auto comm = c.team->clone();
+      comm->serve(Purpose(purpose + team));
+      return comm;
+    };
+    if (uses(PlanMode::owner) || uses(PlanMode::gram)) {
+      c.in = clone("matrices to the owners of ");
+      c.out = clone("results from the owners of ");
+    }
+    if (uses(PlanMode::gather) || uses(PlanMode::gram)) c.gram = clone("products of ");
     if (with_cells && plan.cells > 1) {
       c.cells = group.mesh().flatten(axes.state_split)->clone();
       c.cells->serve(Purpose("refinement of the results of " + team));

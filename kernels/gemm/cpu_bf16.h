@@ -1,0 +1,12 @@
+// Products of bf16 matrices by oneDNN's kernels for them. Private to CPU kernels.
+#pragma once
+
+#include <sherd/kernels/gemm/gemm.h>
+
+namespace sherd::cpu {
+
+/// C = op(A) op(B) + beta * C without the epilogue: sums in f32, C rounded once. The bits do not depend on the number of
+/// threads. False, with nothing done, for other products and where oneDNN has no fast kernel; A and B are then widened.
+bool multiply_bf16(ExecutionContext& context, const GemmArgs& g);
+
+}  // namespace sherd::cpu
