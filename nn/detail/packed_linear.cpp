@@ -7,7 +7,6 @@
 #include <sherd/kernels/epilogue/epilogue.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
-#include <sherd/nn/detail/summed_gradient.h>
 
 namespace sherd::nn::detail {
 namespace {
@@ -166,28 +165,6 @@ Var gelu_mlp(const Var& residual, const Var& x, const Affine& up, const Affine& 
                              call.wants(0) ? Gradient(first.input_backward(s, dbefore, in)) : Gradient());
       },
       parameters, name);
-}
-
-Var add_bias(const Var& x, const Parameter& bias, const TensorParallel& tp) {
-  const Tensor in = x.value();
-  return function(
-      {x},
-      [&](Stream& s) {
-        const Tensor y = like(in);
-        ops::copy(s, y, in);
-        ops::add_bias(s, y, bias.data());
-        return y;
-      },
-      [device = &in.device(), shape = in.shape(), dtype = in.dtype(), bias, tp](
-          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        const Tensor dy = call.output().tensor(*device, shape, dtype);
-        add_summed(s, tp, bias, [&](const GradTarget& sums) {
-          if (sums.beta == 0) ops::fill(s, sums.grad, 0);
-          ops::bias_backward(s, sums.grad, dy);
-        });
-        return {call.output()};
-      },
-      {bias});
 }
 
 }  // namespace sherd::nn::detail

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include <sherd/nn/function.h>
-#include <sherd/nn/tensor_parallel.h>
 
 namespace sherd::nn::detail {
 
@@ -32,10 +31,5 @@ Var add_affine(const Var& residual, const Var& x, const Affine& w, WeightLayout 
 /// undefined.
 Var gelu_mlp(const Var& residual, const Var& x, const Affine& up, const Affine& down, WeightLayout layout,
              const char* name = __builtin_FUNCTION());
-
-/// x + bias, added to each row: x [n, d], bias [d].
-/// @param tp ranks each of which has other rows, while the bias is whole on all of them: its gradient is
-/// summed over them.
-Var add_bias(const Var& x, const Parameter& bias, const TensorParallel& tp = {});
 
 }  // namespace sherd::nn::detail

@@ -2,11 +2,44 @@
 
 #include <cmath>
 
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/epilogue/epilogue.h>
+#include <sherd/nn/detail/memory.h>
+#include <sherd/nn/detail/summed_gradient.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/models/detail/family_names.h>
 #include <sherd/nn/norm.h>
 
 namespace sherd::nn::detail {
+
+namespace {
+
+// x + bias, added to each row: x [n, d], bias [d].
+// `tp`: ranks each of which has other rows, while the bias is whole on all of them. Its gradient is summed over them.
+Var add_bias(const Var& x, const Parameter& bias, const TensorParallel& tp) {
+  const Tensor in = x.value();
+  return function(
+      {x},
+      [&](Stream& s) {
+        const Tensor y = like(in);
+        ops::copy(s, y, in);
+        ops::add_bias(s, y, bias.data());
+        return y;
+      },
+      [device = &in.device(), shape = in.shape(), dtype = in.dtype(), bias, tp](
+          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(*device, shape, dtype);
+        add_summed(s, tp, bias, [&](const GradTarget& sums) {
+          if (sums.beta == 0) ops::fill(s, sums.grad, 0);
+          ops::bias_backward(s, sums.grad, dy);
+        });
+        return {call.output()};
+      },
+      {bias});
+}
+
+}  // namespace
 
 Var Norm::operator()(const Var& x, const SequenceRows& rows) const {
   return bias.defined() ? layer_norm(x, weight, bias, eps, rows.partial())
