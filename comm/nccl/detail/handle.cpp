@@ -96,7 +96,7 @@ void Handle::init_split(Handle& parent, int color, int key, const std::string& w
   // A split is not numbered: other ranks' progress is not compared with it.
   parent.begin(Awaited{});
   memory_.count([&] {
-    parent.drive(where, deadline, [&](ncclComm_t comm) {
+    parent.run(where, deadline, [&](ncclComm_t comm) {
       return taken_up(session_.api().comm_split(comm, color, key, &split_, &config));
     });
     std::lock_guard driver(driver_);
@@ -123,11 +123,6 @@ bool Handle::take_split() noexcept {
 }
 
 void Handle::run(const std::string& where, const Deadline& deadline, const Call& call) {
-  if (std::exchange(used_, true)) return drive(where, deadline, call);
-  memory_.count([&] { drive(where, deadline, call); });
-}
-
-void Handle::drive(const std::string& where, const Deadline& deadline, const Call& call) {
   std::lock_guard driver(driver_);
   std::unique_lock lock(mutex_);
   session_.check(where);

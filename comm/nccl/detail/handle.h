@@ -35,9 +35,7 @@ class Handle final : public Watched {
   /// Makes it from a parent's ranks, whose operations must all be done.
   void init_split(Handle& parent, int color, int key, const std::string& where, const Deadline& deadline);
   /// Issues work and waits until NCCL has issued it.
-  /// The first call counts the memory that NCCL takes for it.
-  /// @throws CommError when NCCL reports an error or the deadline passes; PeerFailure when the launch failed;
-  /// OutOfMemory.
+  /// @throws CommError when NCCL reports an error or the deadline passes; PeerFailure when the launch failed.
   void run(const std::string& where, const Deadline& deadline, const Call& call);
   /// Registers memory that is not registered yet, before an operation on it is issued.
   void register_memory(const void* data, int64_t bytes, const std::string& where, const Deadline& deadline);
@@ -95,8 +93,6 @@ class Handle final : public Watched {
     Awaited awaited;
   };
   void begin(Awaited awaited);
-  /// run() without counting.
-  void drive(const std::string& where, const Deadline& deadline, const Call& call);
   Awaited awaited();
   std::vector<int> gone(const Awaited& awaited) const;
   /// Returns the message for a call that is not done in time, with the ranks that it waits for.
@@ -120,10 +116,9 @@ class Handle final : public Watched {
   Session& session_;
   const std::string name_;
   const std::vector<int> world_ranks_;
-  LibraryMemory memory_;  // used by the rank's thread until the first call, then by the stream that drives
-  bool used_ = false;     // likewise
-  std::mutex driver_;     // from a call of NCCL until the communicator is done with it; before mutex_
-  std::mutex mutex_;      // calls of NCCL
+  LibraryMemory memory_;        // used by the rank's thread
+  std::mutex driver_;           // from a call of NCCL until the communicator is done with it; before mutex_
+  std::mutex mutex_;            // calls of NCCL
   ncclComm_t comm_ = nullptr;   // null before init() and after the end
   ncclComm_t split_ = nullptr;  // set by a thread of NCCL when a split is complete
   std::vector<Registration> registered_;

@@ -11,7 +11,9 @@ namespace sherd::nccl {
 
 /// Counts the device memory that NCCL takes, as "NCCL" in the device's table of memory and under its limit, until this
 /// object is destroyed. NCCL does not say how much it takes: it is what the device loses during a call beside what the
-/// device's allocator takes. Another process's memory may be counted where it shares the GPU.
+/// device's allocator takes. Another process's memory may be counted where it shares the GPU. Counting may wait for the
+/// compute stream, as any allocation: by the rank's thread alone, and not for what NCCL takes at a communicator's first
+/// call, which a stream's worker makes.
 class LibraryMemory {
  public:
   explicit LibraryMemory(Device& device) : device_(device) {}
