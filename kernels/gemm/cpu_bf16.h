@@ -5,8 +5,8 @@
 
 namespace sherd::cpu {
 
-/// C = op(A) op(B) + beta * C without the epilogue: sums in f32, C rounded once. The bits do not depend on the number of
-/// threads. False, with nothing done, for other products and where oneDNN has no fast kernel; A and B are then widened.
+/// C = op(A) op(B) + beta * C without the epilogue: sums in f32, C rounded once. False, with nothing done, for other
+/// products and where oneDNN has no fast kernel; A and B are then widened.
 bool multiply_bf16(ExecutionContext& context, const GemmArgs& g);
 
 }  // namespace sherd::cpu
