@@ -1,17 +1,18 @@
 #include <sherd/comm/backend.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <array>
 #include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <sherd/comm/bootstrap/detail/store_proof.h>
 #include <sherd/comm/local/detail/local_communicator.h>
 #include <sherd/comm/mpi/detail/mpi_world.h>
 #include <sherd/comm/nccl/detail/nccl_world.h>
+#include <sherd/kernels/device/enum_table.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -66,9 +67,9 @@ const std::array kBackends{
 };
 
 [[noreturn]] void unknown(const std::string& value) {
-  std::vector<std::string> names;
-  for (const Backend& b : kBackends) names.push_back(fmt::format("'{}'", b.name));
-  throw InvalidArgument(fmt::format("backend = {} is unknown; use {}", value, fmt::join(names, " or ")));
+  std::vector<const char*> names;
+  for (const Backend& b : kBackends) names.push_back(b.name);
+  refuse_name("backend", value, names);
 }
 
 }  // namespace

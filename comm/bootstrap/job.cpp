@@ -1,36 +1,17 @@
 #include <sherd/comm/bootstrap/job.h>
 
-#include <fmt/format.h>
-
-#include <array>
-
 #include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
-#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/enum_table.h>
 
 namespace sherd {
 namespace {
 
-struct BootstrapName {
-  Bootstrap bootstrap;
-  const char* name;
-};
-constexpr std::array<BootstrapName, 3> kNames{
-    {{Bootstrap::env, "env"}, {Bootstrap::mpi, "mpi"}, {Bootstrap::none, "none"}}};
+constexpr EnumTable<Bootstrap, 3> kBootstraps{"env", "mpi", "none"};
 
 }  // namespace
 
-Bootstrap parse_bootstrap(std::string_view name) {
-  for (const BootstrapName& n : kNames)
-    if (name == n.name) return n.bootstrap;
-  throw InvalidArgument(fmt::format("job.bootstrap = {} is unknown; use 'env', 'mpi' or 'none'", name));
-}
-
-const char* name_of(Bootstrap b) {
-  for (const BootstrapName& n : kNames)
-    if (b == n.bootstrap) return n.name;
-  throw InvalidArgument(
-      fmt::format("job.bootstrap = {} is unknown; use Bootstrap::env, mpi or none", static_cast<int>(b)));
-}
+Bootstrap parse_bootstrap(std::string_view name) { return kBootstraps.parse("job.bootstrap", name); }
+const char* name_of(Bootstrap b) { return kBootstraps.checked_name("job.bootstrap", b); }
 
 bool is_part_of_a_job(const JobOptions& options) {
   switch (options.bootstrap) {

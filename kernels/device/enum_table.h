@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace sherd {
@@ -20,6 +21,12 @@ class EnumTable {
 
   constexpr const char* name(E value) const {
     return static_cast<size_t>(value) < N ? names_[static_cast<size_t>(value)] : "?";
+  }
+
+  /// As name(). @throws InvalidArgument listing the legal names when `value` is not an enumerator.
+  const char* checked_name(std::string_view what, E value) const {
+    if (static_cast<size_t>(value) >= N) refuse_name(what, std::to_string(static_cast<int>(value)), names_);
+    return name(value);
   }
 
   /// Returns the value of that name. @throws InvalidArgument listing the legal names; `what` is the option's.

@@ -73,9 +73,7 @@ constexpr Own kOwn[] = {
     {"ranks", "number of ranks: replicas x shards; default in a job with --comm nccl or mpi: its processes"},
     {"layout", nullptr, "ragged|even_rows|whole_param"},
     {"seed", "seed of libtorch's generator, for the first weights"},
-    {"device",
-     "cuda: rank r of the host's processes uses GPU r, in builds with -DSHERD_TORCH_CUDA=ON; not run on a "
-     "GPU yet"},
+    {"device", "cuda: rank r of the host's processes uses GPU r, in builds with -DSHERD_TORCH_CUDA=ON"},
     {"comm",
      "local: ranks are threads; nccl: GPUs, also processes of torchrun, mpirun or srun; mpi: processes of "
      "mpirun on CPUs",

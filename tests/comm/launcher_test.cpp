@@ -162,14 +162,12 @@ TEST(LaunchOptionNames, AreWhatTheirEnumeratorsAreCalled) {
 }
 
 TEST(LaunchOptionNames, AreRefusedWithTheOptionAndAllLegalOnes) {
-  EXPECT_EQ(refused_name(parse_backend, "smoke"),
-            "backend = smoke is unknown; use 'local' or 'nccl' or 'mpi'");
-  EXPECT_EQ(refused_name(parse_bootstrap, "slurm"),
-            "job.bootstrap = slurm is unknown; use 'env', 'mpi' or 'none'");
-  EXPECT_EQ(refused_name(parse_device_kind, "tpu"), "device.kind = tpu is unknown; use 'cpu' or 'cuda'");
-  EXPECT_EQ(refused_name(parse_cpu_kernels, ""), "device.kernels =  is unknown; use 'cpu' or 'reference'");
+  EXPECT_EQ(refused_name(parse_backend, "smoke"), "backend 'smoke' is unknown; use local, nccl or mpi");
+  EXPECT_EQ(refused_name(parse_bootstrap, "slurm"), "job.bootstrap 'slurm' is unknown; use env, mpi or none");
+  EXPECT_EQ(refused_name(parse_device_kind, "tpu"), "device.kind 'tpu' is unknown; use cpu or cuda");
+  EXPECT_EQ(refused_name(parse_cpu_kernels, ""), "device.kernels '' is unknown; use cpu or reference");
   EXPECT_EQ(refusal<InvalidArgument>(1, {.backend = static_cast<BackendKind>(7)}),
-            "backend = 7 is unknown; use 'local' or 'nccl' or 'mpi'");
+            "backend '7' is unknown; use local, nccl or mpi");
 }
 
 TEST(LaunchInAJob, LoneCopiesAreRefusedUnlessTheyAreAskedFor) {
