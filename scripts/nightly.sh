@@ -43,7 +43,7 @@ stage "libtorch under asan" libtorch_under_asan
 stage "tsan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" TARGETS=runtime_tests \
   scripts/test.sh tsan -L '^(kernels|comm|dtensor|fsdp|nn|optim|checkpoint)$'
 stage "release, everything" env SHERD_NIGHTLY=1 \
-  CONFIGURE="-DSHERD_PCH=OFF -DSHERD_UNITY=OFF -DCMAKE_CUDA_ARCHITECTURES=80;90;100;120" scripts/test.sh
+  CONFIGURE="-DSHERD_PCH=OFF -DSHERD_UNITY=OFF -DSHERD_TEST_HEADERS=ON -DCMAKE_CUDA_ARCHITECTURES=80;90;100;120" scripts/test.sh
 stage "kills" env SHERD_KILLS="${SHERD_KILLS:-1000}" build/release/bin/test_program --gtest_filter='KillRun.*'
 stage "preemptions" scripts/preempt.sh "${SHERD_PREEMPTIONS:-50}"
 
