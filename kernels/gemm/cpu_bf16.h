@@ -1,6 +1,8 @@
 // Products of bf16 matrices by oneDNN's kernels for them. Private to CPU kernels.
 #pragma once
 
+#include <memory>
+
 #include <sherd/kernels/gemm/gemm.h>
 
 namespace sherd::cpu {
@@ -8,5 +10,25 @@ namespace sherd::cpu {
 /// C = op(A) op(B) + beta * C without the epilogue: sums in f32, C rounded once. False, with nothing done, for other
 /// products and where oneDNN has no fast kernel; A and B are then widened.
 bool multiply_bf16(ExecutionContext& context, const GemmArgs& g);
+
+/// C[m, n] = op(A) op(B) + beta * C with C in f32, for many matrices of the same sizes (at least 1). For processors with
+/// features().bf16_products. Made and run by threads that have one thread of OpenMP; run() by several at a time.
+class Bf16Product {
+ public:
+  struct Sizes {
+    bool trans_a = false, trans_b = false;
+    int64_t m = 0, n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
+    float beta = 0;
+  };
+  explicit Bf16Product(const Sizes& sizes);
+  ~Bf16Product();
+  Bf16Product(Bf16Product&&) noexcept;
+  /// @throws Error when the library refuses.
+  void run(const bf16* a, const bf16* b, float* c) const;
+
+ private:
+  struct Made;
+  std::unique_ptr<const Made> made_;
+};
 
 }  // namespace sherd::cpu

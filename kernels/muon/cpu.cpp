@@ -21,8 +21,8 @@ struct NowhereAt {
 };
 
 template <class T>
-[[gnu::noinline]] void momentum(float* buffer, const float* gradient, const float* weight, T packed,
-                                int64_t count, float mu, float l2, bool nesterov, bool moves) {
+void momentum(float* buffer, const float* gradient, const float* weight, T packed, int64_t count, float mu,
+              float l2, bool nesterov, bool moves) {
   const float rate = 1 - mu;
   constexpr float kLargest = std::numeric_limits<float>::max();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -43,13 +43,13 @@ template <class T>
 }
 
 template <class T>
-[[gnu::noinline]] void update(float* weight, const T* packed, int64_t count, float decay, float alpha) {
+void update(float* weight, const T* packed, int64_t count, float decay, float alpha) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) weight[i] = decay * weight[i] + alpha * float(packed[i]);
 }
 
 template <class To, class From>
-[[gnu::noinline]] void convert(To* to, const From* from, int64_t count) {
+void convert(To* to, const From* from, int64_t count) {
   if constexpr (std::is_same_v<To, From>) {
     std::memcpy(to, from, static_cast<size_t>(count) * sizeof(To));
   } else {

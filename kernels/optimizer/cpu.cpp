@@ -26,8 +26,7 @@ struct CopyTo {
 };
 
 template <class Copy>
-[[gnu::noinline]] void update(float* w, float* m, float* v, const float* g, int64_t count, const Step& step,
-                              Copy copy) {
+void update(float* w, float* m, float* v, const float* g, int64_t count, const Step& step, Copy copy) {
   const Step s = step;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {

@@ -40,8 +40,9 @@ struct OrthogonalizeOptions {
   std::vector<int> restarts = {};
   /// X0 = U / (||U||_F + eps).
   float eps = 1e-7f;
-  /// The type in which matrices are kept between products; sums of products are always f32. On a CPU the
-  /// 16-bit types are emulated (rounded after every product) and save nothing. The gram form refuses bf16:
+  /// The type in which matrices are kept between products; sums of products are always f32. On a CPU
+  /// f16 is emulated (rounded after every product) and saves nothing, and so is bf16 on processors without products
+  /// for it. The gram form refuses bf16:
   /// its error on hard spectra is unbounded.
   DType working = DType::f32;
 };

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # scripts/gpu_check.sh with programs that do nothing: what it runs within its minutes, and what it leaves behind.
 set -uo pipefail
+command -v python3 >/dev/null || { echo "SKIPPED: python3 is not installed"; exit 77; }
 root=$1
 box=$(mktemp -d)
 trap 'rm -rf "$box"' EXIT

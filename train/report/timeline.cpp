@@ -4,8 +4,10 @@
 #include <array>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <sherd/kernels/device/enum_table.h>
@@ -139,6 +141,50 @@ Overlap overlap_of(const Timeline& timeline) {
     sum.hidden += common(collectives, merged(std::move(spans.second))) * 1e-3;
   }
   return sum;
+}
+
+std::vector<StepPart> parts_of(const Timeline& timeline) {
+  if (timeline.marks.empty()) return {};
+  enum Part { products, attention, others, optimizer, copies, collectives, waiting };
+  std::vector<StepPart> parts = {{"products"}, {"attention"},   {"other kernels"}, {"optimizer"},
+                                 {"copies"},   {"collectives"}, {"waiting"}};
+  const auto part_of = [](std::string_view what) {
+    if (what.starts_with("gemm")) return products;
+    if (what.find("attention") != what.npos) return attention;
+    const WorkKind kind = kind_of(what);
+    return kind == WorkKind::optimizer ? optimizer
+           : kind == WorkKind::copy    ? copies
+           : is_collective(kind)       ? collectives
+                                       : others;
+  };
+  const double begin = timeline.marks.front().at;
+  double end = begin;
+  std::set<std::string> ranks;
+  for (const TraceRecord& r : timeline.records) {
+    if (r.stream != kComputing || r.begin < begin) continue;
+    ranks.insert(r.device);
+    end = std::max(end, r.end);
+    parts[part_of(r.what)].ms += (r.end - r.begin) * 1e-3;
+  }
+  const auto lanes = static_cast<double>(std::max<size_t>(1, ranks.size()));
+  const auto steps = static_cast<double>(timeline.marks.size());
+  const double step = (end - begin) * 1e-3 / steps;
+  parts[waiting].ms = step * steps * lanes;
+  for (size_t i = 0; i < waiting; ++i) parts[waiting].ms -= parts[i].ms;
+  for (StepPart& p : parts) {
+    p.ms /= steps * lanes;
+    p.share = step > 0 ? p.ms / step : 0;
+  }
+  return parts;
+}
+
+std::vector<std::string> format_parts(const std::vector<StepPart>& parts) {
+  double step = 0;
+  for (const StepPart& p : parts) step += p.ms;
+  std::vector<std::string> lines{fmt::format("a step of {:.1f} ms, by the compute streams' time:", step)};
+  for (const StepPart& p : parts)
+    lines.push_back(fmt::format("  {:<14}{:>10.1f} ms{:>7.1f} %", p.name, p.ms, 100 * p.share));
+  return lines;
 }
 
 std::string chrome_trace(const Timeline& timeline) {

@@ -48,6 +48,17 @@ struct Overlap {
 };
 [[nodiscard]] Overlap overlap_of(const Timeline& timeline);
 
+/// Part of the compute streams' time. "other kernels" are bound by memory, mostly; "waiting" is time without an operation.
+struct StepPart {
+  const char* name;
+  double ms = 0;     // of a step, mean over ranks
+  double share = 0;  // of the step
+};
+/// Returns all parts; their times sum to a step, from mark to mark. Empty without marks.
+[[nodiscard]] std::vector<StepPart> parts_of(const Timeline& timeline);
+/// Formats them as aligned lines under a title.
+[[nodiscard]] std::vector<std::string> format_parts(const std::vector<StepPart>& parts);
+
 /// Returns the Chrome trace format (a JSON object; chrome://tracing and ui.perfetto.dev open it): one process
 /// per rank, one thread per stream, microseconds since the first record or mark.
 [[nodiscard]] std::string chrome_trace(const Timeline& timeline);

@@ -123,7 +123,7 @@ std::vector<std::string> TraceOutput::write() {
       fmt::format("{}, {} {}", options_.title, range_.first == range_.last ? "step" : "steps",
                   range_.first == range_.last ? fmt::format("{}", range_.first)
                                               : fmt::format("{} to {}", range_.first, range_.last));
-  std::vector<std::string> lines;
+  std::vector<std::string> lines = format_parts(parts_of(timeline));
   if (!options_.trace.empty()) {
     write_file(options_.trace, chrome_trace(timeline));
     lines.push_back(fmt::format("trace of {} operations: {}", timeline.records.size(), options_.trace));

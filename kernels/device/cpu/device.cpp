@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include <sherd/kernels/device/cpu/bf16_products.h>
+#include <sherd/kernels/device/cpu/features.h>
 #include <sherd/kernels/device/detail/queue_stream.h>
 
 namespace sherd {
@@ -72,9 +72,10 @@ class CpuDevice final : public Device {
   }
   const std::string& label() const override { return options_.label; }
   std::string describe() const override {
-    const char* const bf16 = kernel_set_ == KernelSet::cpu ? cpu::bf16_products() : nullptr;
+    const std::string instructions =
+        kernel_set_ == KernelSet::cpu ? ", " + cpu::describe(cpu::features()) : std::string();
     return fmt::format("cpu, {} thread{}, kernels {}{}", options_.threads, options_.threads == 1 ? "" : "s",
-                       options_.kernels, bf16 ? fmt::format(", bf16 products {}", bf16) : "");
+                       options_.kernels, instructions);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 
+#include <sherd/kernels/device/cpu/vectors.h>
 #include <sherd/kernels/device/stream.h>
 
 namespace sherd::cpu {
@@ -15,13 +16,6 @@ namespace sherd::cpu {
 constexpr int64_t kGrain = 16384;
 /// Rows of as many elements.
 inline int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols)); }
-
-/// One compiled body for every caller: all threads run the same code, and since f is a private copy, what it
-/// captured cannot alias what it writes (which would keep its loops from being vectorised).
-template <class F>
-[[gnu::noinline]] void run_range(F f, int64_t begin, int64_t end) {
-  f(begin, end);
-}
 
 /// Calls f(begin, end) for disjoint ranges that cover [0, n), at most one per thread; every boundary is a
 /// multiple of `grain`, so that a vectorised f treats an element alike however many threads there are (choose
@@ -34,7 +28,7 @@ void parallel_for(const ExecutionContext& ctx, int64_t n, int64_t grain, F&& f) 
   const int64_t blocks = (n + grain - 1) / grain;
   const int threads = static_cast<int>(std::min<int64_t>(ctx.threads, blocks));
   if (threads == 1) {
-    run_range(f, 0, n);
+    vectorized(f, int64_t{0}, n);
     return;
   }
   std::exception_ptr failure;
@@ -43,7 +37,7 @@ void parallel_for(const ExecutionContext& ctx, int64_t n, int64_t grain, F&& f) 
     const int64_t t = omp_get_thread_num(), count = omp_get_num_threads();
     const int64_t begin = blocks * t / count * grain, end = std::min(n, blocks * (t + 1) / count * grain);
     try {
-      if (begin < end) run_range(f, begin, end);
+      if (begin < end) vectorized(f, begin, end);
     } catch (...) {
 #pragma omp critical(sherd_parallel_for)
       failure = std::current_exception();

@@ -16,11 +16,10 @@ inline float mul_add(float a, float b, float c) {
 #endif
 }
 
-/// e^x to within 3e-7 relative; 0 below -87, infinity above 88; NaN stays NaN.
-inline float exp_fast(float x) {
+/// e^x to within 3e-7 relative for x up to 88; e^-87 below -87; NaN stays NaN.
+inline float exp_bounded(float x) {
   // x = n ln2 + r with |r| <= ln2/2; adding 1.5*2^23 rounds to an integer, left in the low bits of the sum.
-  float c = x < -87.0f ? -87.0f : x;
-  c = c > 88.0f ? 88.0f : c;
+  const float c = x < -87.0f ? -87.0f : x;
   const float shifted = mul_add(c, 1.44269504f, 12582912.0f);
   const float n = shifted - 12582912.0f;
   float r = mul_add(n, -0.693359375f, c);
@@ -34,7 +33,12 @@ inline float exp_fast(float x) {
   p = mul_add(p, r, 1.0f);
   p = mul_add(p, r, 1.0f);
   const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;
-  const float result = p * std::bit_cast<float>(exponent);
+  return p * std::bit_cast<float>(exponent);
+}
+
+/// e^x to within 3e-7 relative; 0 below -87, infinity above 88; NaN stays NaN.
+inline float exp_fast(float x) {
+  const float result = exp_bounded(x > 88.0f ? 88.0f : x);
   const float low = x < -87.0f ? 0.0f : result;
   return x > 88.0f ? std::numeric_limits<float>::infinity() : low;
 }

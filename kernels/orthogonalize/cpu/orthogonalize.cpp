@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/features.h>
 
 #include "polar.h"
 #include "products.h"
@@ -20,6 +21,9 @@ class Carver {
  public:
   static int64_t floats(int64_t rows, int64_t cols) { return (rows * padded_stride(cols) + 31) / 32 * 32; }
   Carver(ExecutionContext& ctx, int64_t floats) : next_(static_cast<float*>(ctx.scratch(floats * 4))) {}
+  bf16* halves(int64_t count) {
+    return reinterpret_cast<bf16*>(std::exchange(next_, next_ + (count / 2 + 32) / 32 * 32));
+  }
   Block matrix(int64_t rows, int64_t cols) {
     return {std::exchange(next_, next_ + floats(rows, cols)), padded_stride(cols)};
   }
@@ -80,19 +84,23 @@ struct Iterated {
 };
 
 Block standard_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, Iterated it, Block gram,
-                    Block polynomial) {
+                    Block polynomial, bf16* room) {
   const bool exact = o.working == DType::f32;
   for (size_t i = 0; i < o.steps.size(); ++i) {
     const auto [a, b, c] = o.steps[i];
-    symmetric_product(ctx, it.m, it.n, it.x, it.x, true, {.working = o.working}, gram);
+    symmetric_product(ctx, it.m, it.n, it.x, it.x, true, {.working = o.working, .room = room}, gram);
     // In f32, aX comes with the product; in 16 bits a + bG + cG^2 would lose what G adds to a.
-    symmetric_product(
-        ctx, it.m, it.m, gram, gram, false,
-        {.alpha = c, .beta = b, .addend = gram, .diagonal = exact ? a : 0.0f, .working = o.working},
-        polynomial);
+    symmetric_product(ctx, it.m, it.m, gram, gram, false,
+                      {.alpha = c,
+                       .beta = b,
+                       .addend = gram,
+                       .diagonal = exact ? a : 0.0f,
+                       .working = o.working,
+                       .room = room},
+                      polynomial);
     const Block to = it.next(i + 1 == o.steps.size());
     product(ctx, it.m, it.n, it.m, polynomial, it.x,
-            {.beta = exact ? 0.0f : a, .addend = it.x, .working = o.working}, to);
+            {.beta = exact ? 0.0f : a, .addend = it.x, .working = o.working, .room = room}, to);
     it.y = std::exchange(it.x, to);
   }
   return it.x;
@@ -118,7 +126,10 @@ void newton_schulz(ExecutionContext& ctx, const OrthogonalizeArgs& args, const f
   const OrthogonalizeOptions& o = args.options;
   const bool tall = args.rows > args.cols, gram = o.form == IterationForm::gram;
   const int64_t m = std::min(args.rows, args.cols), n = std::max(args.rows, args.cols);
-  Carver carver(ctx, 2 * Carver::floats(m, n) + (gram ? kGramSquares : 2) * Carver::floats(m, m));
+  // Both operands of the largest product.
+  const int64_t halves = o.working == DType::bf16 && features().bf16_products != nullptr ? m * n + m * m : 0;
+  Carver carver(
+      ctx, 2 * Carver::floats(m, n) + (gram ? kGramSquares : 2) * Carver::floats(m, m) + halves / 2 + 32);
   Iterated it{m, n, carver.matrix(m, n), carver.matrix(m, n), {}};
   if (!tall) it.last = {out, n};
   // Kernels only read `in`.
@@ -129,7 +140,7 @@ void newton_schulz(ExecutionContext& ctx, const OrthogonalizeArgs& args, const f
     result = gram_form(ctx, o, it, carve_gram(carver, m));
   } else {
     const Block g = carver.matrix(m, m), polynomial = carver.matrix(m, m);
-    result = standard_form(ctx, o, it, g, polynomial);
+    result = standard_form(ctx, o, it, g, polynomial, halves > 0 ? carver.halves(halves) : nullptr);
   }
   if (tall) scaled_copy(ctx, m, n, result, 1, true, DType::f32, {out, args.cols});
 }

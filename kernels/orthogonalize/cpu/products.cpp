@@ -6,6 +6,7 @@
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/tasks.h>
+#include <sherd/kernels/gemm/cpu_bf16.h>
 #include <sherd/kernels/gemm/cpu_sgemm.h>
 
 namespace sherd::cpu {
@@ -22,12 +23,55 @@ float rounded(float v) {
   }
 }
 
+/// What a product multiplies: matrices in f32, or their copies in bf16.
+struct Operands {
+  Block a, b;
+  const bf16 *a16 = nullptr, *b16 = nullptr;
+  int64_t lda16 = 0, ldb16 = 0;
+
+  /// c[m, n] = rows of a from `row` times op(b) from column `column`, + beta * c. On the calling thread.
+  void multiply(bool trans_b, int64_t m, int64_t n, int64_t k, int64_t row, int64_t column, float beta,
+                float* c, int64_t ldc) const {
+    if (a16 != nullptr) {
+      Bf16Product(
+          {.trans_b = trans_b, .m = m, .n = n, .k = k, .lda = lda16, .ldb = ldb16, .ldc = ldc, .beta = beta})
+          .run(a16 + row * lda16, b16 + column, c);
+    } else {
+      sgemm(false, trans_b, m, n, k, 1, a.data + row * a.ld, a.ld, b.data + column, b.ld, beta, c, ldc);
+    }
+  }
+};
+
+void narrow(const ExecutionContext& ctx, int64_t rows, int64_t cols, Block from, bf16* to) {
+  parallel_for(ctx, rows, row_grain(cols), [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+#pragma omp simd
+      for (int64_t j = 0; j < cols; ++j) store(to[i * cols + j], from.data[i * from.ld + j]);
+  });
+}
+
+/// a [m, k]; b [k, n], or [n, k] when it is transposed, which may be a.
+Operands operands(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k, Block a, Block b,
+                  bool trans_b, bf16* room) {
+  Operands o{.a = a, .b = b};
+  if (room == nullptr) return o;
+  const int64_t b_rows = trans_b ? n : k, b_cols = trans_b ? k : n;
+  o.a16 = o.b16 = room;
+  o.lda16 = k;
+  o.ldb16 = b_cols;
+  narrow(ctx, m, k, a, room);
+  if (b.data == a.data) return o;
+  o.b16 = room + m * k;
+  narrow(ctx, b_rows, b_cols, b, room + m * k);
+  return o;
+}
+
 /// Rows per panel. The work beyond half is height/n of it; low panels make sgemm slower. (Measured on Zen 3.)
 int64_t panel_height(int64_t n) { return n <= 192 ? 32 : n < 512 ? 48 : 64; }
 
 /// Applies the epilogue to rows [i0, i1) up to the diagonal and mirrors them.
 template <class T>
-[[gnu::noinline]] void finish_panel(Block c, int64_t i0, int64_t i1, const Epilogue& e) {
+void finish_panel(Block c, int64_t i0, int64_t i1, const Epilogue& e) {
   const float alpha = e.alpha, beta = e.beta;
   float tile[kTile][kTile];
   for (int64_t ii = i0; ii < i1; ii += kTile) {
@@ -66,8 +110,8 @@ template <class T>
 int64_t tile_size(int64_t n) { return std::max<int64_t>(128, ((n + 7) / 8 + 15) / 16 * 16); }
 
 template <class T>
-[[gnu::noinline]] void copy_tile(const float* from, int64_t ld_from, int64_t rows, int64_t cols,
-                                 double factor, float* to, int64_t ld_to) {
+void copy_tile(const float* from, int64_t ld_from, int64_t rows, int64_t cols, double factor, float* to,
+               int64_t ld_to) {
   for (int64_t i = 0; i < rows; ++i)
 #pragma omp simd
     for (int64_t j = 0; j < cols; ++j)
@@ -75,8 +119,8 @@ template <class T>
 }
 
 template <class T>
-[[gnu::noinline]] void transpose_tile(const float* from, int64_t ld_from, int64_t rows, int64_t cols,
-                                      double factor, float* to, int64_t ld_to) {
+void transpose_tile(const float* from, int64_t ld_from, int64_t rows, int64_t cols, double factor, float* to,
+                    int64_t ld_to) {
   float tile[kTile][kTile];
   for (int64_t ii = 0; ii < rows; ii += kTile)
     for (int64_t jj = 0; jj < cols; jj += kTile) {
@@ -97,11 +141,11 @@ int64_t padded_stride(int64_t cols) {
 void symmetric_product(const ExecutionContext& ctx, int64_t n, int64_t k, Block a, Block b, bool trans_b,
                        const Epilogue& epilogue, Block c) {
   const int64_t height = panel_height(n), panels = (n + height - 1) / height;
+  const Operands x = operands(ctx, n, n, k, a, b, trans_b, epilogue.room);
   with_payload(epilogue.working, [&](auto type) {
     for_tasks(ctx, panels, [&](int64_t task) {
       const int64_t i0 = (panels - 1 - task) * height, i1 = std::min(n, i0 + height);  // largest first
-      sgemm(false, trans_b, i1 - i0, i1, k, 1, a.data + i0 * a.ld, a.ld, b.data, b.ld, 0, c.data + i0 * c.ld,
-            c.ld);
+      x.multiply(trans_b, i1 - i0, i1, k, i0, 0, 0, c.data + i0 * c.ld, c.ld);
       finish_panel<decltype(type)>(c, i0, i1, epilogue);
     });
   });
@@ -111,17 +155,17 @@ void product(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k, Block
              const Epilogue& epilogue, Block c) {
   const bool by_rows = m > 2 * n;
   const int64_t length = by_rows ? m : n, size = tile_size(length);
+  const Operands x = operands(ctx, m, n, k, a, b, false, epilogue.room);
   with_payload(epilogue.working, [&](auto type) {
     for_tasks(ctx, (length + size - 1) / size, [&](int64_t task) {
       const int64_t begin = task * size, count = std::min(size, length - begin);
       const int64_t rows = by_rows ? count : m, cols = by_rows ? n : count;
-      auto part = [&](Block x) { return x.data + (by_rows ? begin * x.ld : begin); };
+      auto part = [&](Block matrix) { return matrix.data + (by_rows ? begin * matrix.ld : begin); };
       float* to = part(c);
       if (epilogue.beta != 0)
         for (int64_t i = 0; i < rows; ++i)
           std::copy_n(part(epilogue.addend) + i * epilogue.addend.ld, cols, to + i * c.ld);
-      sgemm(false, false, rows, cols, k, 1, by_rows ? part(a) : a.data, a.ld, by_rows ? b.data : part(b),
-            b.ld, epilogue.beta, to, c.ld);
+      x.multiply(false, rows, cols, k, by_rows ? begin : 0, by_rows ? 0 : begin, epilogue.beta, to, c.ld);
       if (epilogue.working != DType::f32) copy_tile<decltype(type)>(to, c.ld, rows, cols, 1, to, c.ld);
     });
   });

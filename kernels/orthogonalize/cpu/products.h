@@ -26,6 +26,8 @@ struct Epilogue {
   Block addend{};  // read when beta != 0; never the result itself
   float diagonal = 0;
   DType working = DType::f32;
+  /// Room for both operands in bf16: they hold values of bf16 and are multiplied as such. Null: multiplied in f32.
+  bf16* room = nullptr;
 };
 
 /// c[n,n] = a[n,k] op(b), known to be symmetric, as products of commuting symmetric matrices and a a^T are.

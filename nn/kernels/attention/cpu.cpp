@@ -10,7 +10,9 @@
 #include <sherd/kernels/device/cpu/vector_math.h>
 #include <sherd/kernels/gemm/cpu_sgemm.h>
 
+#include "cpu_bf16.h"
 #include "cpu_exponentials.h"
+#include "cpu_heads.h"
 
 // Each (batch, head) is copied into dense fp32 matrices [seq, head_dim] and worked in blocks of query rows,
 // so that only the causal part of the scores (up to one block of slack) is computed. q is scaled on the way
@@ -26,32 +28,11 @@ namespace {
 
 constexpr int64_t kRows = 64;
 
-/// The dimensions of one call and the places of one (batch, query head) in the packed tensors.
-struct Layout {
-  explicit Layout(const AttentionArgs& a)
-      : seq(a.seq),
-        heads(a.heads),
-        kv_heads(a.kv_heads),
-        group(a.heads / a.kv_heads),
-        dim(a.head_dim),
-        scale(1.0f / std::sqrt(static_cast<float>(a.head_dim))) {}
-  int64_t seq, heads, kv_heads, group, dim;  // group: query heads that use one key head
-  float scale;
-
-  int64_t matrix() const { return (seq * dim + 31) / 32 * 32; }  // floats of a [seq, dim] matrix
-  int64_t block() const { return kRows * seq; }                  // floats of a block of score rows
-  /// q, k, v (part 0, 1, 2) of query head bh, counted over batch and heads.
-  int64_t qkv(int64_t bh, int64_t part) const {
-    const int64_t h = bh % heads, column = part == 0 ? h : heads + (part - 1) * kv_heads + h / group;
-    return bh / heads * seq * qkv_stride() + column * dim;
-  }
-  int64_t out(int64_t bh) const { return bh / heads * seq * heads * dim + bh % heads * dim; }
-  int64_t qkv_stride() const { return (heads + 2 * kv_heads) * dim; }
-  int64_t out_stride() const { return heads * dim; }
-};
+/// Floats of a [seq, dim] matrix.
+int64_t matrix(const HeadLayout& l) { return (l.seq * l.dim + 31) / 32 * 32; }
 
 template <class T>
-void load(const Layout& l, float* dst, const T* src, int64_t stride, float factor = 1) {
+void load(const HeadLayout& l, float* dst, const T* src, int64_t stride, float factor = 1) {
   for (int64_t t = 0; t < l.seq; ++t) {
 #pragma omp simd
     for (int64_t d = 0; d < l.dim; ++d) dst[t * l.dim + d] = float(src[t * stride + d]) * factor;
@@ -59,7 +40,7 @@ void load(const Layout& l, float* dst, const T* src, int64_t stride, float facto
 }
 
 template <class T>
-void store(const Layout& l, T* dst, const float* src, int64_t stride, float factor = 1) {
+void store(const HeadLayout& l, T* dst, const float* src, int64_t stride, float factor = 1) {
   for (int64_t t = 0; t < l.seq; ++t) {
 #pragma omp simd
     for (int64_t d = 0; d < l.dim; ++d) cpu::store(dst[t * stride + d], src[t * l.dim + d] * factor);
@@ -67,14 +48,14 @@ void store(const Layout& l, T* dst, const float* src, int64_t stride, float fact
 }
 
 /// scores[n, keys] = a[n, dim] b[keys, dim]^T
-void dots(const Layout& l, float* scores, const float* a, const float* b, int64_t n, int64_t keys) {
+void dots(const HeadLayout& l, float* scores, const float* a, const float* b, int64_t n, int64_t keys) {
   sgemm(false, true, n, keys, l.dim, 1, a, l.dim, b, l.dim, 0, scores, keys);
 }
 
 /// Returns the largest score of the head.
 template <class T>
-float forward(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
-  float *q = scratch, *k = q + l.matrix(), *v = k + l.matrix(), *o = v + l.matrix(), *p = o + l.matrix();
+float forward(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
+  float *q = scratch, *k = q + matrix(l), *v = k + matrix(l), *o = v + matrix(l), *p = o + matrix(l);
   const T* qkv = a.qkv.as<T>();
   load(l, q, qkv + l.qkv(bh, 0), l.qkv_stride(), l.scale);
   load(l, k, qkv + l.qkv(bh, 1), l.qkv_stride());
@@ -85,7 +66,7 @@ float forward(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratc
     dots(l, p, q + first * l.dim, k, n, keys);
     float sums[kRows];
     for (int64_t i = 0; i < n; ++i) {
-      const auto [max, sum] = exponentials(p + i * keys, first + i + 1, keys);
+      const auto [max, sum] = exponentials(p + i * keys, p + i * keys, first + i + 1, keys);
       sums[i] = sum;
       largest = std::max(largest, max);
       a.lse[bh * l.seq + first + i] = max + std::log(sum);
@@ -100,10 +81,10 @@ float forward(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratc
 
 /// Writes dq of query head bh and adds to dk and dv of its key head, which lie behind dq in `scratch`.
 template <class T>
-void backward_head(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
-  const int64_t size = l.matrix();
+void backward_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
+  const int64_t size = matrix(l);
   float *q = scratch, *k = q + size, *v = k + size, *dout = v + size, *dq = dout + size, *dk = dq + size,
-        *dv = dk + size, *p = dv + size, *dp = p + l.block();
+        *dv = dk + size, *p = dv + size, *dp = p + kRows * l.seq;
   const T* qkv = a.qkv.as<T>();
   const T *out = a.out.as<T>() + l.out(bh), *dout_rows = a.dout.as<T>() + l.out(bh);
   load(l, q, qkv + l.qkv(bh, 0), l.qkv_stride(), l.scale);
@@ -115,7 +96,7 @@ void backward_head(const Layout& l, const AttentionArgs& a, int64_t bh, float* s
     dots(l, p, q + first * l.dim, k, n, keys);
     dots(l, dp, dout + first * l.dim, v, n, keys);
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t row = first + i, count = row + 1;
+      const int64_t row = first + i, count = row + 1, end = whole_vectors(count, keys);
       float delta = 0;  // sum of p * dp over the row
 #pragma omp simd reduction(+ : delta)
       for (int64_t d = 0; d < l.dim; ++d)
@@ -123,12 +104,12 @@ void backward_head(const Layout& l, const AttentionArgs& a, int64_t bh, float* s
       const float lse = a.lse[bh * l.seq + row];
       float *pi = p + i * keys, *ds = dp + i * keys;
 #pragma omp simd
-      for (int64_t j = 0; j < count; ++j) {
-        pi[j] = exp_fast(pi[j] - lse);
-        ds[j] = pi[j] * (ds[j] - delta);
+      for (int64_t j = 0; j < end; ++j) {
+        pi[j] = j < count ? exp_bounded(pi[j] - lse) : 0.0f;
+        ds[j] = j < count ? pi[j] * (ds[j] - delta) : 0.0f;
       }
-      std::fill(pi + count, pi + keys, 0.0f);
-      std::fill(ds + count, ds + keys, 0.0f);
+      std::fill(pi + end, pi + keys, 0.0f);
+      std::fill(ds + end, ds + keys, 0.0f);
     }
     sgemm(true, false, keys, l.dim, n, 1, p, keys, dout + first * l.dim, l.dim, 1, dv, l.dim);
     sgemm(true, false, keys, l.dim, n, 1, dp, keys, q + first * l.dim, l.dim, 1, dk, l.dim);
@@ -139,8 +120,8 @@ void backward_head(const Layout& l, const AttentionArgs& a, int64_t bh, float* s
 
 /// The query heads of key head `group`, counted over batch and key heads.
 template <class T>
-void backward(const Layout& l, const AttentionArgs& a, int64_t group, float* scratch) {
-  const int64_t first = group * l.group, size = l.matrix();
+void backward(const HeadLayout& l, const AttentionArgs& a, int64_t group, float* scratch) {
+  const int64_t first = group * l.group, size = matrix(l);
   float *dk = scratch + 5 * size, *dv = dk + size;
   std::fill_n(dk, 2 * size, 0.0f);
   for (int64_t bh = first; bh < first + l.group; ++bh) backward_head<T>(l, a, bh, scratch);
@@ -149,27 +130,21 @@ void backward(const Layout& l, const AttentionArgs& a, int64_t group, float* scr
   store(l, dqkv + l.qkv(first, 2), dv, l.qkv_stride());
 }
 
-/// Runs work(i, scratch) for every i below `count`, each thread with `floats` floats of its own.
-template <class F>
-void for_each(ExecutionContext& ctx, int64_t count, int64_t floats, F&& work) {
-  const int64_t threads = std::min<int64_t>(ctx.threads, count);
-  float* scratch = static_cast<float*>(ctx.scratch(threads * floats * 4));
-  parallel_for(ctx, count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) work(i, scratch + omp_get_thread_num() * floats);
-  });
-}
-
 void attention_forward(ExecutionContext& ctx, const AttentionArgs& a) {
   if (a.seq == 0 || a.head_dim == 0) return;
-  const Layout l(a);
+  const HeadLayout l(a);
   const int64_t count = a.batch * a.heads;
-  std::vector<float> largest(static_cast<size_t>(a.max_logits != nullptr ? count : 0));
-  with_activation(a.qkv.dtype, [&](auto type) {
-    for_each(ctx, count, 4 * l.matrix() + l.block(), [&](int64_t bh, float* scratch) {
-      const float score = forward<decltype(type)>(l, a, bh, scratch);
-      if (!largest.empty()) largest[static_cast<size_t>(bh)] = score;
+  std::vector<float> largest(static_cast<size_t>(count));
+  if (bf16_attention(a)) {
+    bf16_forward(ctx, l, a, largest.data());
+  } else {
+    with_activation(a.qkv.dtype, [&]<class T>(T) {
+      for_each(ctx, count, 4 * matrix(l) + kRows * l.seq, [&](int64_t bh, float* scratch) {
+        largest[static_cast<size_t>(bh)] = forward<T>(l, a, bh, scratch);
+      });
     });
-  });
+  }
+  if (a.max_logits == nullptr) return;
   for (size_t bh = 0; bh < largest.size(); ++bh) {
     float& most = a.max_logits[static_cast<int64_t>(bh) % a.heads];
     most = std::max(most, largest[bh]);
@@ -178,10 +153,11 @@ void attention_forward(ExecutionContext& ctx, const AttentionArgs& a) {
 
 void attention_backward(ExecutionContext& ctx, const AttentionArgs& a) {
   if (a.seq == 0 || a.head_dim == 0) return;
-  const Layout l(a);
-  with_activation(a.qkv.dtype, [&](auto type) {
-    for_each(ctx, a.batch * a.kv_heads, 7 * l.matrix() + 2 * l.block(),
-             [&](int64_t group, float* scratch) { backward<decltype(type)>(l, a, group, scratch); });
+  const HeadLayout l(a);
+  if (bf16_attention(a)) return bf16_backward(ctx, l, a);
+  with_activation(a.qkv.dtype, [&]<class T>(T) {
+    for_each(ctx, a.batch * a.kv_heads, 7 * matrix(l) + 2 * kRows * l.seq,
+             [&](int64_t group, float* scratch) { backward<T>(l, a, group, scratch); });
   });
 }
 

@@ -30,7 +30,7 @@ void attend(const CachedAttentionArgs& a, int64_t row, int64_t head, float* scor
     for (int64_t d = 0; d < dim; ++d) dot += float(q[d]) * scale * float(key[d]);
     scores[j] = dot;
   }
-  const float sum = exponentials(scores, keys, keys).second;
+  const float sum = exponentials(scores, scores, keys, keys).second;
   std::fill_n(sum_of_values, dim, 0.0f);
   for (int64_t j = 0; j < keys; ++j) {
     const T* const value = v + j * stride;

@@ -6,22 +6,36 @@
 #include <limits>
 #include <utility>
 
+#include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
 namespace sherd::cpu {
 
-/// Turns a row of scores into exp(score - max) with zeros from `count` on; returns {max, sum}.
-inline std::pair<float, float> exponentials(float* row, int64_t count, int64_t keys) {
-  float max = -std::numeric_limits<float>::infinity();
+/// Rows of scores are worked in whole vectors, as far as there are keys: up to 31 scalar elements at the end of each would
+/// take longer than all others.
+inline int64_t whole_vectors(int64_t count, int64_t keys) { return std::min(keys, (count + 31) / 32 * 32); }
+
+/// p = exp(scale * (score - max)) with zeros from `count` on; returns {max, sum of p}. p may be the scores; the sum is that
+/// of values before they are rounded to T.
+template <class T>
+std::pair<float, float> exponentials(T* p, const float* scores, int64_t count, int64_t keys,
+                                     float scale = 1) {
+  constexpr float kLeast = -std::numeric_limits<float>::infinity();
+  const int64_t end = whole_vectors(count, keys);
+  float max = kLeast;
 #pragma omp simd reduction(max : max)
-  for (int64_t j = 0; j < count; ++j) max = row[j] > max ? row[j] : max;
+  for (int64_t j = 0; j < end; ++j) {
+    const float score = j < count ? scores[j] : kLeast;
+    max = score > max ? score : max;
+  }
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < count; ++j) {
-    row[j] = exp_fast(row[j] - max);
-    sum += row[j];
+  for (int64_t j = 0; j < end; ++j) {
+    const float e = j < count ? exp_bounded(scale * (scores[j] - max)) : 0.0f;
+    store(p[j], e);
+    sum += e;
   }
-  std::fill(row + count, row + keys, 0.0f);
+  std::fill(p + end, p + keys, T(0.0f));
   return {max, sum};
 }
 

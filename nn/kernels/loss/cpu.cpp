@@ -14,16 +14,19 @@ struct Softmax {
   float max, sum;  // sum of exp(x - max)
 };
 
-// Out of line: the entries share its bits.
+// The entries share these two, so that they share their bits.
+
 template <class T>
-[[gnu::noinline]] Softmax softmax_of(const T* x, int64_t count) {
-  float max = -std::numeric_limits<float>::infinity();
+Softmax softmax_of(const T* x, int64_t count) {
+  return vectorized([=] {
+    float max = -std::numeric_limits<float>::infinity();
 #pragma omp simd reduction(max : max)
-  for (int64_t j = 0; j < count; ++j) max = float(x[j]) > max ? float(x[j]) : max;
-  float sum = 0;
+    for (int64_t j = 0; j < count; ++j) max = float(x[j]) > max ? float(x[j]) : max;
+    float sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < count; ++j) sum += exp_fast(float(x[j]) - max);
-  return {max, sum};
+    for (int64_t j = 0; j < count; ++j) sum += exp_fast(float(x[j]) - max);
+    return Softmax{max, sum};
+  });
 }
 
 template <class T>
@@ -32,12 +35,12 @@ float loss_of(const Softmax& of, const T* x, int64_t target) {
 }
 
 template <class T>
-[[gnu::noinline]] void gradient(T* dx, const T* x, int64_t count, const Softmax& of, int64_t target,
-                                float scale) {
+void gradient(T* dx, const T* x, int64_t count, const Softmax& of, int64_t target, float scale) {
   const float p = exp_fast(float(x[target]) - of.max) / of.sum;  // before dx, which may be x, is written
-  const float factor = scale / of.sum, top = of.max;
+  vectorized([=, factor = scale / of.sum, top = of.max] {
 #pragma omp simd
-  for (int64_t j = 0; j < count; ++j) store(dx[j], exp_fast(float(x[j]) - top) * factor);
+    for (int64_t j = 0; j < count; ++j) store(dx[j], exp_fast(float(x[j]) - top) * factor);
+  });
   dx[target] = T((p - 1.0f) * scale);
 }
 

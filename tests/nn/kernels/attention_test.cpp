@@ -1,6 +1,9 @@
 #include <sherd/nn/ops.h>
 
 #include <limits>
+
+#include <sherd/kernels/device/cpu/features.h>
+
 #include "kernels/lab.h"
 
 namespace sherd::test {
@@ -57,6 +60,7 @@ std::vector<Case> cases() {
                                                                                {1, 100, 2, 1, 136},
                                                                                {1, 33, 4, 2, 256}})
       all.push_back({b, s, h, d, t, 1, kv});
+    if (!kEmulated) all.push_back({1, 300, 2, 64, t});
     if (!kEmulated && kCuda) all.insert(all.end(), {{3, 700, 5, 64, t}, {1, 530, 2, 128, t}});
   }
   all.push_back({1, 0, 2, 4});
@@ -66,15 +70,20 @@ std::vector<Case> cases() {
 }
 
 // A rounding to bf16 changes a value by a factor within 1 +- u, u = epsilon / 2; as a random number its
-// standard deviation is u / sqrt(3). On CUDA probabilities p and ds = p (dp - delta) are rounded once before
-// they are summed, beside the rounding of the result, u |result|, that all kernels have.
+// standard deviation is u / sqrt(3). On CUDA, and on CPUs with bf16 products, probabilities p and ds = p (dp - delta)
+// are rounded once before they are summed, beside the rounding of the result, u |result|, that all kernels have.
 //   forward: |error| <= u sum_j p_j |v_j| <= u max |v|, and max |v| <= 4.5 in these samples.
 //   backward: sums of n terms have a deviation of u / sqrt(3) * sqrt(sum of their squares). The squares of a
 //   row or column of p add up to at most 2 (a column: 1 + 1/4 + 1/9 + ... where keys are alike); times the
 //   squares of dout (1) in dv, of (dp - delta) scale (2: a dot product of head_dim terms, less its mean) and
 //   of k or q (1) in dq and dk: at most u / sqrt(3) * 2, six of which are 7 u.
-double bf16_forward(float spread) { return (kCuda ? 4.5 / 2 : 1) * epsilon(DType::bf16) * spread; }
-double bf16_backward(float spread) { return (kCuda ? 7.0 / 2 : 1) * epsilon(DType::bf16) * spread * spread; }
+bool rounds_probabilities() { return kCuda || cpu::features().bf16_products != nullptr; }
+double bf16_forward(float spread) {
+  return (rounds_probabilities() ? 4.5 / 2 : 1) * epsilon(DType::bf16) * spread;
+}
+double bf16_backward(float spread) {
+  return (rounds_probabilities() ? 7.0 / 2 : 1) * epsilon(DType::bf16) * spread * spread;
+}
 
 TEST(Attention, FirstRowCopiesItsValueAndEqualKeysAverage) {
   for (const char* kernels : {kFast, "reference"}) {

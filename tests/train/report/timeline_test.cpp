@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <map>
 #include <regex>
 #include <set>
 
@@ -65,6 +66,32 @@ TEST(Timeline, OverlapCountsTimeNotRecords) {
   EXPECT_NEAR(o.collectives, 0.8, 1e-9);
   EXPECT_NEAR(o.hidden, 0.3, 1e-9);
   EXPECT_EQ(overlap_of({}).collectives, 0);
+}
+
+TEST(Timeline, PartsOfAStepSumToIt) {
+  Timeline t;
+  t.marks = {{"step 1", 1000}, {"step 2", 3000}};
+  for (const char* rank : {"rank 0", "rank 1"}) {
+    t.records.push_back({rank, "compute", "gemm_bias", 1000, 2000});
+    t.records.push_back({rank, "compute", "attention_forward", 2000, 2500});
+    t.records.push_back({rank, "gather", "all_gather", 1000, 4000});
+    t.records.push_back({rank, "compute", "rms_norm_forward", 3000, 4000});
+    t.records.push_back({rank, "compute", "adamw", 4500, 5000});
+  }
+  double sum = 0;
+  std::map<std::string, double> ms;
+  for (const StepPart& p : parts_of(t)) {
+    ms[p.name] = p.ms;
+    sum += p.ms;
+  }
+  EXPECT_DOUBLE_EQ(sum, 2);
+  EXPECT_DOUBLE_EQ(ms["products"], 0.5);
+  EXPECT_DOUBLE_EQ(ms["attention"], 0.25);
+  EXPECT_DOUBLE_EQ(ms["other kernels"], 0.5);
+  EXPECT_DOUBLE_EQ(ms["optimizer"], 0.25);
+  EXPECT_DOUBLE_EQ(ms["waiting"], 0.5);
+  EXPECT_EQ(format_parts(parts_of(t)).front(), "a step of 2.0 ms, by the compute streams' time:");
+  EXPECT_TRUE(parts_of({}).empty());
 }
 
 TEST(Timeline, ChromeTraceHoldsEveryRecord) {

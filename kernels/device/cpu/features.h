@@ -1,0 +1,23 @@
+// Instructions of this processor that CPU kernels use. Private to the CPU backend.
+#pragma once
+
+#include <string>
+
+namespace sherd::cpu {
+
+struct Features {
+  /// Kernels run with vectors of 512 bits (AVX-512 F, BW, CD, DQ, VL).
+  bool wide_vectors = false;
+  /// Instructions of oneDNN's bf16 products: "AMX" or "AVX512-BF16"; null without such.
+  const char* bf16_products = nullptr;
+};
+
+/// Returns the processor's features, found at the first call of the process. The environment's SHERD_CPU_FEATURES
+/// hides those above avx2, avx512 or avx512_bf16, from oneDNN, too; ONEDNN_MAX_CPU_ISA hides oneDNN's alone.
+/// @throws InvalidArgument for another value of SHERD_CPU_FEATURES.
+const Features& features();
+
+/// Returns "avx2" or "avx512", with ", bf16 products ..." where there are such.
+std::string describe(const Features& features);
+
+}  // namespace sherd::cpu

@@ -1,0 +1,46 @@
+// Heads of packed attention tensors, and their distribution over threads. Private to CPU kernels.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include <sherd/kernels/device/cpu/tasks.h>
+#include <sherd/nn/kernels/attention/attention.h>
+
+namespace sherd::cpu {
+
+/// The dimensions of one call and the places of one (batch, query head) in the packed tensors.
+struct HeadLayout {
+  explicit HeadLayout(const AttentionArgs& a)
+      : seq(a.seq),
+        heads(a.heads),
+        kv_heads(a.kv_heads),
+        group(a.heads / a.kv_heads),
+        dim(a.head_dim),
+        scale(1.0f / std::sqrt(static_cast<float>(a.head_dim))) {}
+  int64_t seq, heads, kv_heads, group, dim;  // group: query heads that use one key head
+  float scale;
+
+  /// q, k, v (part 0, 1, 2) of query head bh, counted over batch and heads.
+  int64_t qkv(int64_t bh, int64_t part) const {
+    const int64_t h = bh % heads, column = part == 0 ? h : heads + (part - 1) * kv_heads + h / group;
+    return bh / heads * seq * qkv_stride() + column * dim;
+  }
+  int64_t out(int64_t bh) const { return bh / heads * seq * heads * dim + bh % heads * dim; }
+  int64_t qkv_stride() const { return (heads + 2 * kv_heads) * dim; }
+  int64_t out_stride() const { return heads * dim; }
+};
+
+/// Runs work(i, scratch) for every i below `count`, each thread with `floats` floats of its own.
+template <class F>
+void for_each(ExecutionContext& ctx, int64_t count, int64_t floats, F&& work) {
+  const int64_t threads = std::min<int64_t>(ctx.threads, count);
+  float* scratch = static_cast<float*>(ctx.scratch(threads * floats * 4));
+  parallel_for(ctx, count, 1, [&](int64_t begin, int64_t end) {
+    const OneThread one;  // for the library's products
+    for (int64_t i = begin; i < end; ++i) work(i, scratch + omp_get_thread_num() * floats);
+  });
+}
+
+}  // namespace sherd::cpu
