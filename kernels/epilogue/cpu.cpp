@@ -13,20 +13,22 @@ namespace {
 constexpr float kTwoRoot = 1.5957691216f;  // 2 sqrt(2/pi)
 constexpr float kCubic = 0.044715f;
 
-/// Beyond 12 the sigmoid is 0 or 1 to fp32; the bound keeps powers of x finite.
+/// Beyond 10 the sigmoid is 0 or 1 to fp32; the bound keeps powers of x finite, and 2u below 88.
 inline float clamped(float x) {
-  const float c = x < -12.0f ? -12.0f : x;
-  return c > 12.0f ? 12.0f : c;
+  const float c = x < -10.0f ? -10.0f : x;
+  return c > 10.0f ? 10.0f : c;
 }
 
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_bounded(-x)); }
+
 inline float gelu(float x) {
-  const float c = clamped(x);
-  return x * sigmoid_fast(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
+  const float c = clamped(x), low = x < -10.0f ? -10.0f : x;
+  return low * sigmoid(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
 }
 
 inline float gelu_slope(float x) {
   const float c = clamped(x);
-  const float s = sigmoid_fast(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
+  const float s = sigmoid(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
   const float du = kTwoRoot * mul_add(3 * kCubic * c, c, 1.0f);
   return mul_add(c * s * (1.0f - s), du, s);
 }

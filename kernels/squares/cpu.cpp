@@ -1,7 +1,10 @@
 #include <sherd/kernels/squares/squares.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
+#include <limits>
 #include <mutex>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
@@ -13,47 +16,56 @@ namespace {
 
 using Words = std::array<int64_t, ExactSum::kWords>;
 
-/// A square of a 24-bit mantissa has 48 bits, so this many fit into a 64-bit bin.
-constexpr int64_t kFlush = 65536;
-/// Neighbouring elements often share an exponent; several tables keep their additions independent.
-constexpr int64_t kTables = 4;
+/// Sums of so many doubles that are multiples of one unit, up to 2^42 units each, are exact.
+constexpr int64_t kBlock = 2048;
+/// Elements of one call of accumulate() below.
+constexpr int64_t kFlush = 32 * kBlock;
 
-/// Sums of mantissas, squared or not, by biased exponent.
-using Bins = std::array<uint64_t, 256>;
-
-/// power: 1 or 2
-template <int power>
-void add_power(Bins& bins, float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  const uint32_t exponent = (bits >> 23) & 0xff;
-  const uint64_t mantissa = (bits & 0x7fffffu) | (exponent != 0 ? 0x800000u : 0u);
-  bins[exponent] += power == 2 ? mantissa * mantissa : mantissa;
-}
-
-/// |x| is mantissa * 2^(max(exponent, 1) - 150), so its square sits at twice that.
-template <int power>
-void spread(Words& words, const Bins& bins) {
-  for (int exponent = 0; exponent < 255; ++exponent) {  // 255: inf and NaN, left out
-    const uint64_t sum = bins[static_cast<size_t>(exponent)];
-    if (sum == 0) continue;
-    const int position = power * (std::max(exponent, 1) - 150) + ExactSum::kBias;
-    const auto digit = static_cast<size_t>(position / 32);
-    const int shift = position % 32;
-    const uint64_t low = sum << shift, high = shift == 0 ? 0 : sum >> (64 - shift);
-    words[digit] += static_cast<int64_t>(low & 0xffffffffu);
-    words[digit + 1] += static_cast<int64_t>(low >> 32);
-    words[digit + 2] += static_cast<int64_t>(high);
+/// Adds a double that is an integer multiple of 2^-298, below 2^280.
+void add(Words& words, double sum) {
+  if (sum == 0) return;
+  int exponent;
+  auto mantissa = static_cast<int64_t>(std::ldexp(std::frexp(sum, &exponent), 53));
+  const int zeros = std::countr_zero(static_cast<uint64_t>(mantissa));
+  mantissa >>= zeros;
+  const int position = exponent - 53 + zeros + ExactSum::kBias;
+  __extension__ typedef __int128 Wide;
+  Wide rest = static_cast<Wide>(mantissa) * (Wide{1} << (position % 32));
+  for (auto digit = static_cast<size_t>(position / 32); rest != 0; ++digit) {
+    const bool last = rest < 0 && rest >= -(Wide{1} << 32);  // keeps the sign
+    words[digit] += last ? static_cast<int64_t>(rest) : static_cast<int64_t>(rest & 0xffffffff);
+    rest = last ? 0 : rest >> 32;
   }
 }
 
+/// Adds the magnitudes (power 1) or squares (2) of up to kBlock elements. Each is cut at a unit that depends on the
+/// largest; the parts above it are summed, exactly, and the parts below it are cut again (Demmel and Nguyen, 2013, go
+/// as far as a given accuracy; this goes on until nothing is left, mostly after two sums).
 template <int power>
-void accumulate(Words& words, const float* x, int64_t count) {
-  std::array<Bins, kTables> tables{};
-  int64_t i = 0;
-  for (; i + kTables <= count; i += kTables)
-    for (int64_t t = 0; t < kTables; ++t) add_power<power>(tables[static_cast<size_t>(t)], x[i + t]);
-  for (; i < count; ++i) add_power<power>(tables[0], x[i]);
-  for (const Bins& bins : tables) spread<power>(words, bins);
+void accumulate_block(Words& words, const float* x, int64_t count) {
+  double rest[kBlock], largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int64_t j = 0; j < count; ++j) {
+    const float magnitude = std::abs(x[j]);
+    const double finite = magnitude <= std::numeric_limits<float>::max() ? magnitude : 0.0f;
+    rest[j] = power == 2 ? finite * finite : finite;
+    largest = rest[j] > largest ? rest[j] : largest;
+  }
+  while (largest > 0) {
+    int exponent;
+    std::frexp(largest, &exponent);  // largest < 2^exponent; the unit is 2^(exponent - 42)
+    const double round = std::ldexp(1.5, exponent - 42 + 52);  // what is added to it is rounded to the unit
+    double sum = 0;
+    largest = 0;
+#pragma omp simd reduction(+ : sum) reduction(max : largest)
+    for (int64_t j = 0; j < count; ++j) {
+      const double part = (rest[j] + round) - round, below = rest[j] - part;
+      sum += part;
+      rest[j] = below;
+      largest = std::abs(below) > largest ? std::abs(below) : largest;
+    }
+    add(words, sum);
+  }
 
   int32_t zeros = 0, non_finite = 0;
 #pragma omp simd reduction(+ : zeros, non_finite)
@@ -72,8 +84,8 @@ void accumulate(ExecutionContext& ctx, const std::vector<SquaresSegment>& segmen
   for (const SquaresSegment& segment : segments) {
     parallel_for(ctx, segment.count, kFlush, [&](int64_t begin, int64_t end) {
       Words words{};
-      for (int64_t i = begin; i < end; i += kFlush)
-        accumulate<power>(words, segment.x + i, std::min(kFlush, end - i));
+      for (int64_t i = begin; i < end; i += kBlock)
+        accumulate_block<power>(words, segment.x + i, std::min(kBlock, end - i));
       ExactSum::normalise(words);
       std::lock_guard lock(mutex);  // integer sums: any order of threads gives the same digits
       if (segment.non_finite) *segment.non_finite += words[ExactSum::kNonFinite];

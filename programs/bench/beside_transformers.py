@@ -10,6 +10,9 @@ the same run with as many threads: what no training can exceed.
   fsdp2         torch's fully_shard on each layer and on the root, gloo, one process for each rank
   ddp           torch's DistributedDataParallel around torch.compile, gloo
 
+With --precision bf16, sherd gathers bf16 weights of f32 masters, fsdp2 does (MixedPrecisionPolicy), and ddp runs under
+autocast; the products of the ceiling are bf16.
+
 Needs torch, transformers and safetensors:
   beside_transformers.py --train-gpt build/release/bin/train_gpt [--folder DIR] [--rounds 5] [--out figures.json]
 """
@@ -68,7 +71,7 @@ def run_sherd(args, folder, tokens):
     metrics = Path(tempfile.mkdtemp()) / "metrics.jsonl"
     command = [args.train_gpt, "--model", folder, "--tokens", tokens, "--token-format", "u16", "--order", "sequential",
                "--ranks", args.ranks, "--threads", args.threads, "--batch", args.batch * args.ranks, "--seq", args.seq,
-               "--steps", args.steps, "--strategy", "zero3", "--lr", "1e-4", "--quiet", "--metrics", metrics, *args.sherd]
+               "--steps", args.steps, "--strategy", "zero3", "--lr", "1e-4", "--precision", args.precision, "--quiet", "--metrics", metrics, *args.sherd]
     before = time.time()
     process = subprocess.Popen([str(c) for c in command])
     _, status, usage = os.wait4(process.pid, 0)
@@ -91,7 +94,7 @@ def run_torch(args, way, folder, tokens):
         children.append(subprocess.Popen(
             [sys.executable, __file__, "--worker", way, "--folder", str(folder), "--tokens", str(tokens), "--out",
              str(out / f"{rank}.json"), "--steps", str(args.steps), "--batch", str(args.batch), "--seq", str(args.seq),
-             "--warmup", str(args.warmup), "--threads", str(args.threads)], env=env))
+             "--warmup", str(args.warmup), "--threads", str(args.threads), "--precision", args.precision], env=env))
     peak = 0
     for child in children:
         _, status, usage = os.wait4(child.pid, 0)
@@ -116,14 +119,16 @@ def worker(args):
         return gemm_worker(args, rank)
     model = LlamaForCausalLM.from_pretrained(args.folder, dtype=torch.float32)
     model.config.use_cache = False
+    half = args.precision == "bf16"
     if args.worker == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         mesh = init_device_mesh("cpu", (world,))
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
         for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
         step_model = model
     else:
         from torch.nn.parallel import DistributedDataParallel
@@ -144,8 +149,9 @@ def worker(args):
         batch = torch.from_numpy(numpy.stack(rows).astype(numpy.int64))
         dist.barrier()
         begin = time.perf_counter()
-        logits = step_model(input_ids=batch[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        with torch.autocast("cpu", torch.bfloat16, enabled=half and args.worker == "ddp"):
+            logits = step_model(input_ids=batch[:, :-1]).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -168,7 +174,8 @@ def gemm_worker(args, rank):
     config = json.loads((Path(args.folder) / "config.json").read_text())
     flops = seconds = 0.0
     for m, n, k, count in shapes_of(config, args.batch * args.seq):
-        a, b = torch.randn(m, k), torch.randn(n, k)
+        dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+        a, b = torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
         a @ b.T
         best = []
         dist.barrier()
@@ -197,6 +204,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=3, help="first steps of each run that are not counted")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--ways", default="sherd,fsdp2,ddp")
     parser.add_argument("--sherd", nargs=argparse.REMAINDER, default=[], help="further flags of train_gpt; the last")
     parser.add_argument("--out")
