@@ -76,12 +76,17 @@ TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
 }
 
 TEST(CudaDevice, TheKernelOfAnotherChipIsReplacedAndSaysSo) {
-  testing::internal::CaptureStderr();
-  const auto device = make_cuda_device({.label = "rank 3", .symmetric_products = "hopper"});
-  EXPECT_EQ(
-      testing::internal::GetCapturedStderr(),
-      "sherd: warning: rank 3: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has 8.0; "
-      "\"blocks\" is used\n");
+  for (const auto& [capability, text] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"80", "8.0"}, {"100", "10.0"}, {"120", "12.0"}}) {
+    setenv("SHERD_HOST_CUDA_CAPABILITY", capability, 1);
+    testing::internal::CaptureStderr();
+    const auto device = make_cuda_device({.label = "rank 3", .symmetric_products = "hopper"});
+    EXPECT_EQ(
+        testing::internal::GetCapturedStderr(),
+        "sherd: warning: rank 3: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has " +
+            std::string(text) + "; \"blocks\" is used\n");
+  }
+  unsetenv("SHERD_HOST_CUDA_CAPABILITY");
 }
 
 TEST(CudaQueues, AreGivenWorkInTheHostsOrderWhenAsked) {
