@@ -100,11 +100,16 @@ void UpdateSets::set_skip(const Tensor& skip) {
     if (s->ready_) s->skip_ = skip;
 }
 
+void UpdateSets::set_gradient_factor(const Tensor& factor) {
+  for (UpdateSet* s : all_)
+    if (s->ready_) s->gradient_factor_ = factor;
+}
+
 void UpdateSets::forget(const UpdateSet* set) {
   for (UpdateSet* s : all_) {
     if (set != nullptr && s != set) continue;
     s->ready_ = false;
-    s->skip_ = Tensor();
+    s->skip_ = s->gradient_factor_ = Tensor();
   }
 }
 

@@ -48,13 +48,16 @@ class UpdateSet {
   /// Returns the skip flag, as ShardRuntime::skip(), for this set's gradients.
   const Tensor& skip() const { return skip_; }
   void set_skip(Tensor skip) { skip_ = std::move(skip); }
+  /// Returns the factor that the next update multiplies the gradients by: f32 [1] on the device; undefined: 1.
+  const Tensor& gradient_factor() const { return gradient_factor_; }
+  void set_gradient_factor(Tensor factor) { gradient_factor_ = std::move(factor); }
 
  private:
   friend class UpdateSets;
   std::shared_ptr<UpdateSets> sets_;
   std::map<const ParamGroup*, std::vector<bool>> members_;
   bool ready_ = false;
-  Tensor skip_;
+  Tensor skip_, gradient_factor_;
 };
 
 /// Living sets of one root, in the order in which they were made. Used by the runtime.
@@ -79,6 +82,8 @@ class UpdateSets {
   void set_ready(const std::vector<const UpdateSet*>& but);
   /// Sets the flag for all sets that are ready.
   void set_skip(const Tensor& skip);
+  /// The same of the factor.
+  void set_gradient_factor(const Tensor& factor);
   /// Marks the gradients of `set` (null: of all) as released.
   void forget(const UpdateSet* set);
 

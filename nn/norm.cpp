@@ -23,6 +23,17 @@ void add_gradient(Stream& s, const TensorParallel& tp, const Parameter& w, const
   w.trainable() ? add_summed(s, tp, w, write) : write({like_wide(beside, w.shape()), 0});
 }
 
+struct RowsGradient {
+  Tensor dx, addend;
+};
+
+// The gradient of a normalised value `in`, computed in the dtype of `rows`, and what is to be added to it in the same pass: the
+// residual's gradient, where the dtypes agree.
+RowsGradient gradient_of_rows(const BackwardCall& call, const Tensor& in, const Tensor& rows) {
+  const Tensor sum = in.dtype() == rows.dtype() ? call.take_sum(0) : Tensor();
+  return {sum.sole_owner() ? sum : like(rows), sum};
+}
+
 }  // namespace
 
 // A weight in another dtype than the rows: all is computed in the weight's, and rounded to the rows' at the end. Of the
@@ -41,10 +52,11 @@ Var rms_norm(const Var& x, const Parameter& w, float eps, const TensorParallel& 
       [in, rstd, w, tp](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor weight = w.data(), rows = as_dtype(s, in, weight.dtype());
         const Tensor dy = as_dtype(s, call.output().tensor(in), weight.dtype());
-        const Tensor dx = like(rows);
-        add_gradient(s, tp, w, in,
-                     [&](const Tensor& dw) { ops::rms_norm_backward(s, dx, dw, dy, rows, weight, rstd); });
-        return {as_dtype(s, dx, in.dtype())};
+        const RowsGradient to = gradient_of_rows(call, in, rows);
+        add_gradient(s, tp, w, in, [&](const Tensor& dw) {
+          ops::rms_norm_backward(s, to.dx, dw, dy, rows, weight, rstd, to.addend);
+        });
+        return {as_dtype(s, to.dx, in.dtype())};
       },
       {w});
 }
@@ -64,13 +76,13 @@ Var layer_norm(const Var& x, const Parameter& w, const Parameter& bias, float ep
       [in, mean, rstd, w, bias, tp](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor weight = w.data(), rows = as_dtype(s, in, weight.dtype());
         const Tensor dy = as_dtype(s, call.output().tensor(in), weight.dtype());
-        const Tensor dx = like(rows);
+        const RowsGradient to = gradient_of_rows(call, in, rows);
         add_gradient(s, tp, w, in, [&](const Tensor& dw) {
-          ops::layer_norm_backward(s, dx, dw, dy, rows, weight, mean, rstd);
+          ops::layer_norm_backward(s, to.dx, dw, dy, rows, weight, mean, rstd, to.addend);
         });
         if (bias.defined() && bias.trainable())
           add_gradient(s, tp, bias, in, [&](const Tensor& sums) { ops::bias_backward(s, sums, dy); });
-        return {as_dtype(s, dx, in.dtype())};
+        return {as_dtype(s, to.dx, in.dtype())};
       },
       bias.defined() ? std::vector<Parameter>{w, bias} : std::vector<Parameter>{w});
 }

@@ -1,5 +1,7 @@
 #include <sherd/nn/rope.h>
 
+#include <utility>
+
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/kernels/rope/rope.h>
@@ -8,18 +10,20 @@ namespace sherd::nn {
 
 using namespace detail;
 
-Var rope(const Var& x, const Tensor& inv_freq, const RopeOptions& o) {
+Var rope(Var x, const Tensor& inv_freq, const RopeOptions& o) {
+  const bool in_place = x.value().sole_owner();
+  const Tensor in = x.value();
   return function(
-      {x},
+      {std::move(x)},
       [&](Stream& s) {
-        Tensor y = like(x.value());
-        ops::rope(s, y, x.value(), inv_freq, o.batch, o.heads, o.first_position);
+        const Tensor y = in_place ? in : like(in);
+        ops::rope(s, y, in, inv_freq, o.batch, o.heads, o.first_position);
         return y;
       },
-      [inv_freq, o, device = &x.device(), shape = x.shape(), type = x.dtype()](
+      [inv_freq, o, device = &in.device(), shape = in.shape(), type = in.dtype()](
           Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        const Tensor dy = call.output().tensor(*device, shape, type);
-        Tensor dx = like(dy);
+        const Tensor dy = call.take_output().tensor(*device, shape, type);
+        const Tensor dx = dy.sole_owner() ? dy : like(dy);
         ops::rope(s, dx, dy, inv_freq, o.batch, o.heads, o.first_position, /*inverse=*/true);
         return {dx};
       });

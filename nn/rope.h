@@ -14,9 +14,10 @@ struct RopeOptions {
 /// Rotates each of the first `heads` heads of x [batch * seq, columns] by its row's position; columns after
 /// them are unchanged. Row t of a sequence has position first_position + t. A head's components i and i +
 /// head_dim / 2 are rotated by the angle position * inv_freq[i]. (Su et al., RoFormer, 2021; the pairs are
-/// those of Llama on Hugging Face.) Saves only inv_freq.
+/// those of Llama on Hugging Face.) Saves only inv_freq. Overwrites x where this Var alone holds its memory: a value that
+/// is moved in and that no other function keeps. Backward does the same with the gradient.
 /// @param inv_freq f32 [head_dim / 2] on x's device; see ops::rope_frequencies() and rope_table().
-Var rope(const Var& x, const Tensor& inv_freq, const RopeOptions& options);
+Var rope(Var x, const Tensor& inv_freq, const RopeOptions& options);
 
 /// Returns frequencies on a device, for rope().
 Tensor rope_table(Device& device, const std::vector<float>& frequencies);

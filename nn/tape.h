@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <sherd/fsdp/parameter.h>
@@ -19,17 +20,25 @@ namespace sherd::nn {
 /// Arguments of a function's backward.
 class BackwardCall {
  public:
-  BackwardCall(std::span<const Gradient> outputs, std::span<const Var> inputs)
-      : outputs_(outputs), inputs_(inputs) {}
+  /// @param sums gradients of the inputs so far, or none.
+  BackwardCall(std::span<Gradient> outputs, std::span<Gradient> sums, std::span<const Var> inputs)
+      : outputs_(outputs), sums_(sums), inputs_(inputs) {}
   /// Returns the gradient of output i; not defined() when the objective does not depend on it. At least one
   /// is defined.
   const Gradient& output(size_t i = 0) const { return outputs_[i]; }
+  /// Moves the same out: its memory may be overwritten where the tensor is then its sole owner.
+  Gradient take_output(size_t i = 0) const { return std::exchange(outputs_[i], {}); }
+  /// Moves out what functions behind this one have added to the gradient of input i, for a kernel that adds to it: the
+  /// function returns the sum. Undefined where that is nothing or a constant.
+  Tensor take_sum(size_t i) const {
+    return sums_[i].constant() ? Tensor() : std::exchange(sums_[i], {}).tensor();
+  }
   /// Returns whether a gradient of input i is needed; others may be left out.
   bool wants(size_t i) const { return inputs_[i].requires_grad(); }
   size_t inputs() const { return inputs_.size(); }
 
  private:
-  std::span<const Gradient> outputs_;
+  std::span<Gradient> outputs_, sums_;
   std::span<const Var> inputs_;
 };
 

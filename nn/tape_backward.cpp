@@ -106,7 +106,10 @@ class Tape::Pass {
       any = any || outputs.back().defined();
     }
     if (!any) return;
-    std::vector<Gradient> inputs = node.backward(BackwardCall(outputs, node.inputs));
+    std::vector<Gradient> sums;
+    for (const Var& x : node.inputs)
+      sums.push_back(x.requires_grad() ? std::exchange(value(x.id_).gradient, {}) : Gradient());
+    std::vector<Gradient> inputs = node.backward(BackwardCall(outputs, sums, node.inputs));
     // What only this operation held may now be written by the sums below.
     node.backward = nullptr;
     outputs.clear();
@@ -118,6 +121,7 @@ class Tape::Pass {
       if (!x.requires_grad()) continue;
       Value& v = value(x.id_);
       check(inputs[i], v, node.function);
+      v.gradient.add(std::exchange(sums[i], {}), *v.device, v.shape, v.dtype);
       v.gradient.add(std::exchange(inputs[i], {}), *v.device, v.shape, v.dtype);
     }
   }

@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include <sherd/fsdp/group.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {
@@ -27,6 +28,7 @@ UpdateRuleFactory AdamW::factory(const AdamWOptions& o) {
           .writes_copies = true,
           .heeds_lr_factor = true,
           .heeds_betas = true,
+          .heeds_gradient_factor = true,
           .make = [o](Device& device, std::vector<UpdateItem> items) {
             return std::make_unique<AdamW>(device, std::move(items), o);
           }};
@@ -83,11 +85,13 @@ size_t AdamW::rates_of(const Item& item) {
 // Two kernels for each set of rates: one advances the counters and computes bias corrections, one updates
 // all parameters with a common dtype of copies.
 void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
+  const Tensor factor = take_gradient_factor();
   if (slots_.empty()) return;
   for (size_t r = 0; r < rates_.size(); ++r) {
     const Rates& own = rates_[r];
-    std::map<DType, std::vector<AdamWSegment>> passes;  // by the dtype of copies
-    std::vector<std::pair<int64_t, int64_t>> counted;   // intervals of counters
+    // By the dtype of copies, and whether gradients count times the factor.
+    std::map<std::pair<DType, bool>, std::vector<AdamWSegment>> passes;
+    std::vector<std::pair<int64_t, int64_t>> counted;  // intervals of counters
     for (const Slot& s : slots_) {
       const Parameter& p = s.item.param;
       if (s.rates != r || p.frozen()) continue;
@@ -98,17 +102,18 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
         counted.emplace_back(s.counter, s.counter + 1);
       }
       const Tensor copy = s.item.writes_copy ? p.model_copy() : Tensor();
-      passes[copy.defined() ? copy.dtype() : DType::f32].push_back(
-          {p.shard().data<float>(), s.exp_avg.data<float>(), s.exp_avg_sq.data<float>(),
-           p.grad_shard().data<float>(), copy.defined() ? copy.raw() : nullptr, s.exp_avg.numel(),
-           s.item.weight_decay, s.counter - own.begin});
+      passes[{copy.defined() ? copy.dtype() : DType::f32, factor.defined() && !p.group().replicated()}]
+          .push_back({p.shard().data<float>(), s.exp_avg.data<float>(), s.exp_avg_sq.data<float>(),
+                      p.grad_shard().data<float>(), copy.defined() ? copy.raw() : nullptr, s.exp_avg.numel(),
+                      s.item.weight_decay, s.counter - own.begin});
     }
     const ops::AdamWRates rates{lr * own.lr_factor, own.options.beta1, own.options.beta2, own.options.eps};
     const Tensor biases = biases_.flat(2 * own.begin, 2 * own.end).view({own.end - own.begin, 2});
     for (auto& [begin, end] : counted)
       ops::adamw_count(stream, steps_.flat(begin, end),
                        biases_.flat(2 * begin, 2 * end).view({end - begin, 2}), rates, skip);
-    for (auto& [dtype, segments] : passes) ops::adamw(stream, segments, rates, biases, dtype, skip);
+    for (auto& [kind, segments] : passes)
+      ops::adamw(stream, segments, rates, biases, kind.first, skip, kind.second ? factor : Tensor());
   }
 }
 

@@ -78,7 +78,9 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
           elsewhere > stats->non_finite ? ", others of ignored parameters or on single ranks" : ""));
   }
   // A max_norm of 0 only measures; a factor of 1 leaves the bits of gradients unchanged.
-  if (max_norm > 0) ops::scale_by(stream, clipped_pieces(runtime, set), factor);
+  if (max_norm > 0 && !options.in_update) ops::scale_by(stream, clipped_pieces(runtime, set), factor);
+  if (max_norm > 0 && options.in_update)
+    set == nullptr ? runtime.update_sets()->set_gradient_factor(factor) : set->set_gradient_factor(factor);
   // step() of the optimizers reads this decision instead of summing again.
   set == nullptr ? runtime.set_skip(skip) : set->set_skip(skip);
   return stats;

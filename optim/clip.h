@@ -21,6 +21,9 @@ struct ClipOptions {
   NormKind norm = NormKind::two;
   /// Throw, on all ranks alike, when the step must be skipped. Waits for the compute stream.
   bool error_if_nonfinite = false;
+  /// Leave the gradients as they are; Optimizer::step() multiplies by the factor, in AdamW's own pass. The same bits with one
+  /// pass over the gradients less. Nothing else may read or clip them before the step.
+  bool in_update = false;
 };
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)); max_norm = 0, or infinite, only measures.

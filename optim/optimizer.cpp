@@ -175,8 +175,12 @@ void Optimizer::make_rules(const Routing& routing, double weight_decay,
     items[static_cast<size_t>(factory_of(r) - factories.begin())].push_back(
         {r.param, r.settings.weight_decay.value_or(r.decays ? weight_decay : 0), writes_copy, r.settings});
   }
-  for (size_t i = 0; i < factories.size(); ++i)
-    rules_.push_back({factories[i].algorithm, factories[i].make(runtime_.device(), std::move(items[i]))});
+  for (size_t i = 0; i < factories.size(); ++i) {
+    std::vector<Parameter> params;
+    for (const UpdateItem& item : items[i]) params.push_back(item.param);
+    rules_.push_back({factories[i].algorithm, factories[i].make(runtime_.device(), std::move(items[i])),
+                      factories[i].heeds_gradient_factor, std::move(params)});
+  }
 }
 
 UpdateRule& Optimizer::rule(const Algorithm& algorithm) const {
@@ -228,12 +232,26 @@ void Optimizer::step(double lr) {
   Stream& stream = runtime_.device().compute();
   change.begin_update();
   ++steps_;
+  apply_gradient_factor();
   for (const Rule& r : rules_) r.update->step(stream, lr, skip);
   // The group then skips its own conversion from master weights to the compute dtype.
   for (ParamGroup* g : copied_) g->copies_written();
   for (auto& more : after_) more->apply(stream, skip);
   if (skip.defined()) ops::add_words(stream, skipped_, skip);
   change.end();
+}
+
+void Optimizer::apply_gradient_factor() {
+  const Tensor& factor = updates_->gradient_factor();
+  std::vector<ScaleSegment> pieces;
+  for (const Rule& r : rules_) {
+    if (r.heeds_gradient_factor) r.update->set_gradient_factor(factor);
+    if (r.heeds_gradient_factor || !factor.defined()) continue;
+    for (const Parameter& p : r.params)
+      if (p.group().grad_final(p.index_in_group()) && !p.group().replicated())
+        pieces.push_back({p.grad_shard().data<float>(), p.grad_shard().numel()});
+  }
+  if (!pieces.empty()) ops::scale_by(runtime_.device().compute(), pieces, factor);
 }
 
 // Returns clip_grad_norm()'s decision if it was called in this step; otherwise sums the squares of all

@@ -103,6 +103,8 @@ class Optimizer {
   /// Makes the rules of this rank's parameters, by algorithm, and records the groups whose copies they write.
   void make_rules(const Routing& routing, double weight_decay,
                   const std::vector<UpdateRuleFactory>& factories);
+  /// Gives the clip factor to the rules, or multiplies their parameters' gradients by it.
+  void apply_gradient_factor();
   /// Returns ShardRuntime::skip(), computed now where the gradients were not checked.
   Tensor skip_of_gradients();
 
@@ -113,6 +115,8 @@ class Optimizer {
   struct Rule {
     Algorithm algorithm;
     std::unique_ptr<UpdateRule> update;
+    bool heeds_gradient_factor;
+    std::vector<Parameter> params;
   };
   std::vector<Rule> rules_;
   std::vector<std::shared_ptr<AfterUpdate>> after_;

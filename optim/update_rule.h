@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/fsdp/parameter.h>
@@ -47,6 +48,9 @@ class UpdateRule {
   /// argument. Parameters that are frozen at present (Parameter::frozen(), known to the host) stay unchanged
   /// as well.
   virtual void step(Stream& compute, double lr, const Tensor& skip) = 0;
+  /// Sets what the next step() multiplies gradients by, but those of ignored parameters: f32 [1] in device memory;
+  /// undefined: 1. Only for rules whose factory supports it.
+  void set_gradient_factor(Tensor factor) { gradient_factor_ = std::move(factor); }
   /// Returns every state tensor, by parameter and key, always in the same order; checkpoints save them. Their
   /// memory stays in place while the rule lives; writing it changes the rule.
   virtual std::vector<StateTensor> state() const = 0;
@@ -55,6 +59,11 @@ class UpdateRule {
 
  protected:
   UpdateRule() = default;
+  /// Returns the factor, once.
+  Tensor take_gradient_factor() { return std::exchange(gradient_factor_, {}); }
+
+ private:
+  Tensor gradient_factor_;
 };
 
 /// Factory of an update rule for Optimizer, and the data for its checks.
@@ -71,6 +80,8 @@ struct UpdateRuleFactory {
   /// Whether it supports UpdateSettings::lr_factor, and beta1, beta2 and eps. Otherwise Optimizer refuses
   /// parameters whose settings use them.
   bool heeds_lr_factor = false, heeds_betas = false;
+  /// Whether step() multiplies gradients by the factor that was set. Otherwise Optimizer does so before, in a pass of its own.
+  bool heeds_gradient_factor = false;
   /// Makes the rule for the parameters routed to it (possibly none), in routing order. Called once on every
   /// rank, after the parameters have their memory; may be collective. The device outlives the rule.
   std::function<std::unique_ptr<UpdateRule>(Device& device, std::vector<UpdateItem> items)> make = {};

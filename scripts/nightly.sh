@@ -5,7 +5,7 @@
 #   asan, tsan    nothing left out of the suites that .ci/run takes: more ranks, long sums, a crash at every call; one
 #                 process for each test; the installed package, and what only root can run, under asan
 #   libtorch      its adapter under asan (1 GB of PyTorch from PyPI)
-#   release       without precompiled headers, so that every source includes what it uses; private headers alone; CUDA for 8.0 and 9.0; the
+#   release       without precompiled headers, so that every source includes what it uses; private headers alone; CUDA for 8.0, 9.0, 10.0 and 12.0; the
 #                 program's runs in all strategies, layouts and replica arrangements (SHERD_NIGHTLY)
 #   kills         a saving run killed 1,000 times, or SHERD_KILLS
 #   preemptions   a run stopped by 50 signals and resumed, or SHERD_PREEMPTIONS

@@ -12,7 +12,7 @@ namespace {
 
 /// What a step of a segment is made of, rounded to fp32 once.
 struct Step {
-  float decay, weight1, beta2, weight2, step, root_bias2, eps;
+  float decay, weight1, beta2, weight2, step, root_bias2, eps, factor;
 };
 
 /// copy[i] = w, for types of copies that are there.
@@ -30,8 +30,9 @@ void update(float* w, float* m, float* v, const float* g, int64_t count, const S
   const Step s = step;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    const float mi = m[i] + s.weight1 * (g[i] - m[i]);
-    const float vi = s.beta2 * v[i] + s.weight2 * g[i] * g[i];
+    const float gi = g[i] * s.factor;
+    const float mi = m[i] + s.weight1 * (gi - m[i]);
+    const float vi = s.beta2 * v[i] + s.weight2 * gi * gi;
     const float wi = w[i] * s.decay - s.step * mi / (std::sqrt(vi) / s.root_bias2 + s.eps);
     m[i] = mi;
     v[i] = vi;
@@ -48,7 +49,8 @@ void adamw(ExecutionContext& ctx, const AdamWArgs& a) {
            .weight2 = static_cast<float>(1 - a.beta2),
            .step = 0,
            .root_bias2 = 1,
-           .eps = static_cast<float>(a.eps)};
+           .eps = static_cast<float>(a.eps),
+           .factor = a.factor ? *a.factor : 1};
   with_payload(a.copy_dtype, [&]<class T>(T) {
     for_segments(ctx, a.segments, [&](const AdamWSegment& s, int64_t b, int64_t e) {
       const AdamWBias bias = a.biases ? a.biases[s.bias] : a.bias;

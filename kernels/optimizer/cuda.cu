@@ -34,6 +34,7 @@ struct Rates {
   AdamWBias bias;
   const AdamWBias* biases;
   const int64_t* skip;
+  const float* factor;
 
   __device__ bool nothing_to_do() const { return skip != nullptr && *skip != 0; }
 };
@@ -53,9 +54,11 @@ struct AdamW {
   __device__ void run(int64_t i, const Rates& r) const {
     const AdamWBias b = r.biases == nullptr ? r.bias : r.biases[bias];
     Vec<float, N> wi = load<N>(w, i), mi = load<N>(m, i), vi = load<N>(v, i);
-    const Vec<float, N> gi = load<N>(g, i);
+    Vec<float, N> gi = load<N>(g, i);
+    const float factor = r.factor == nullptr ? 1.0f : *r.factor;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
+      gi[k] = __fmul_rn(gi[k], factor);
       mi[k] = __fadd_rn(mi[k], __fmul_rn(r.weight1, __fsub_rn(gi[k], mi[k])));
       vi[k] = __fadd_rn(__fmul_rn(r.beta2, vi[k]), __fmul_rn(__fmul_rn(r.weight2, gi[k]), gi[k]));
       const float root = __fadd_rn(__fdiv_rn(__fsqrt_rn(vi[k]), b.root), r.eps);
@@ -84,7 +87,8 @@ void adamw(ExecutionContext& context, const AdamWArgs& a) {
                     .eps = static_cast<float>(a.eps),
                     .bias = a.bias,
                     .biases = a.biases,
-                    .skip = a.skip};
+                    .skip = a.skip,
+                    .factor = a.factor};
   with_payload(a.copy_dtype, [&]<class T>(T) {
     for_segments<AdamW<T>>(context, "adamw", a.segments, rates, [&](const AdamWSegment& s) {
       return AdamW<T>{.w = s.w,

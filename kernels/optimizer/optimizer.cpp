@@ -80,7 +80,7 @@ void adamw_count(Stream& s, const Tensor& steps, const Tensor& biases, const Ada
 }
 
 void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& rates, const Tensor& biases,
-           DType copy_dtype, const Tensor& skip) {
+           DType copy_dtype, const Tensor& skip, const Tensor& factor) {
   Check check("adamw");
   check.dims("biases", biases, 2).dtype("biases", biases, DType::f32);
   check.that(biases.size(1) == 2,
@@ -88,6 +88,7 @@ void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& 
   check.that(copy_dtype == DType::f32 || copy_dtype == DType::bf16 || copy_dtype == DType::f16,
              fmt::format("copies are {}, must be f32 or bf16 or f16", name_of(copy_dtype)));
   check_skip(check, skip);
+  if (factor.defined()) check.dtype("factor", factor, DType::f32).count("factor", factor, 1);
   check_counts(check, segments);
   for (size_t i = 0; i < segments.size(); ++i) {
     const AdamWSegment& a = segments[i];
@@ -107,7 +108,8 @@ void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& 
                   .copy_dtype = copy_dtype,
                   .biases = static_cast<const AdamWBias*>(biases.raw()),
                   .bias = {},
-                  .skip = pointer<int64_t>(skip)});
+                  .skip = pointer<int64_t>(skip),
+                  .factor = pointer<float>(factor)});
 }
 
 }  // namespace sherd::ops

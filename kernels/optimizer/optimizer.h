@@ -49,7 +49,7 @@ struct AdamWSegment {
 ///   w *= 1 - lr*weight_decay; m += (1-beta1)*(g-m); v = beta2*v + (1-beta2)*g*g;
 ///   w -= step_size * m / (sqrt(v)/root + eps).
 /// copy_dtype (f32, bf16 or f16) is that of the segments' copies. Without `biases` (device memory) `bias`
-/// holds for all.
+/// holds for all. Gradients count times *factor (device memory; null: 1), each product rounded to fp32.
 struct AdamWArgs {
   std::vector<AdamWSegment> segments;
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0;
@@ -57,6 +57,7 @@ struct AdamWArgs {
   const AdamWBias* biases = nullptr;
   AdamWBias bias{};
   const int64_t* skip = nullptr;
+  const float* factor = nullptr;
 };
 
 struct OptimizerKernels {
@@ -90,10 +91,11 @@ struct AdamWRates {
 /// adamw(): biases f32 [n, 2].
 void adamw_count(Stream& s, const Tensor& steps, const Tensor& biases, const AdamWRates& rates,
                  const Tensor& skip = {});
-/// One pass over all segments, AdamWSegment::bias being a row of biases; copies are of `copy_dtype`.
+/// One pass over all segments, AdamWSegment::bias being a row of biases; copies are of `copy_dtype`. Gradients count times
+/// `factor` (f32 [1]; undefined: 1), with the bits of ops::scale_by() before.
 /// @throws ShapeMismatch naming every segment that lacks a pointer or names a row that is not there.
 void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& rates, const Tensor& biases,
-           DType copy_dtype = DType::f32, const Tensor& skip = {});
+           DType copy_dtype = DType::f32, const Tensor& skip = {}, const Tensor& factor = {});
 
 }  // namespace ops
 }  // namespace sherd

@@ -25,13 +25,15 @@ void adamw(ExecutionContext&, const AdamWArgs& a) {
   const float beta2 = static_cast<float>(a.beta2);
   const float weight2 = static_cast<float>(1 - a.beta2);
   const float eps = static_cast<float>(a.eps);
+  const float factor = a.factor ? *a.factor : 1;
   for (const AdamWSegment& s : a.segments) {
     const AdamWBias bias = a.biases ? a.biases[s.bias] : a.bias;
     const float decay = static_cast<float>(1 - a.lr * s.weight_decay);
     for (int64_t i = 0; i < s.count; ++i) {
+      const float g = s.g[i] * factor;
       s.w[i] = s.w[i] * decay;
-      s.m[i] = s.m[i] + weight1 * (s.g[i] - s.m[i]);
-      s.v[i] = beta2 * s.v[i] + weight2 * s.g[i] * s.g[i];
+      s.m[i] = s.m[i] + weight1 * (g - s.m[i]);
+      s.v[i] = beta2 * s.v[i] + weight2 * g * g;
       s.w[i] = s.w[i] - bias.step_size * s.m[i] / (std::sqrt(s.v[i]) / bias.root + eps);
       if (s.copy != nullptr) put({s.copy, a.copy_dtype}, i, s.w[i]);
     }

@@ -104,7 +104,7 @@ PendingStep Trainer::issue_step() {
     ops::accumulate_sum(s, loss_sum, loss.losses);
     tape_.backward(loss.objective);
   }
-  p.stats = clip_grad_norm(model_, config_.grad_clip);
+  p.stats = clip_grad_norm(model_, config_.grad_clip, {.in_update = true});
   // Before the update, which a loss that is not finite on any rank is to leave out. Not part of what the step's
   // strategy moves, so it is not counted.
   const CommCounts before_loss = rank_.world->counts();

@@ -327,7 +327,10 @@ void run_streams_by(StreamRunner runner) {
 
 Log log() {
   std::lock_guard lock(world().mutex);
-  return world().log;
+  Log log = world().log;
+  log.shared = static_cast<int>(std::ranges::count_if(
+      world().communicators, [](const ncclComm& c) { return c.clique->members.size() > 1; }));
+  return log;
 }
 
 }  // namespace sherd::test::fake_nccl

@@ -35,6 +35,7 @@ struct Faults {
 
 struct Log {
   int made = 0, aborted = 0, finalized = 0, destroyed = 0, registered = 0, deregistered = 0;
+  int shared = 0;                       // of the communicators that were made, those of more than one rank
   int blocks = 0, freed = 0;            // of ncclMemAlloc
   int windows = 0, windows_closed = 0;  // of all communicators
   int in_windows = 0, outside = 0;      // collectives of more than a rank, by where their memory is

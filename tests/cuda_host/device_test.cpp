@@ -7,6 +7,7 @@
 #include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/trace.h>
 #include <sherd/kernels/ops.h>
+#include <sherd/nn/ops.h>
 
 #include <atomic>
 #include <chrono>
@@ -76,12 +77,17 @@ TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
 }
 
 TEST(CudaDevice, TheKernelOfAnotherChipIsReplacedAndSaysSo) {
-  testing::internal::CaptureStderr();
-  const auto device = make_cuda_device({.label = "rank 3", .symmetric_products = "hopper"});
-  EXPECT_EQ(
-      testing::internal::GetCapturedStderr(),
-      "sherd: warning: rank 3: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has 8.0; "
-      "\"blocks\" is used\n");
+  for (const auto& [capability, text] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"80", "8.0"}, {"100", "10.0"}, {"120", "12.0"}}) {
+    setenv("SHERD_HOST_CUDA_CAPABILITY", capability, 1);
+    testing::internal::CaptureStderr();
+    const auto device = make_cuda_device({.label = "rank 3", .symmetric_products = "hopper"});
+    EXPECT_EQ(
+        testing::internal::GetCapturedStderr(),
+        "sherd: warning: rank 3: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has " +
+            std::string(text) + "; \"blocks\" is used\n");
+  }
+  unsetenv("SHERD_HOST_CUDA_CAPABILITY");
 }
 
 TEST(CudaQueues, AreGivenWorkInTheHostsOrderWhenAsked) {
@@ -147,6 +153,32 @@ TEST(CudaQueues, TheFirstProductOfAShapeIsIssuedInOrder) {
   queue_slow();
   ops::gemm(s, c, a, false, b, true);
   EXPECT_TRUE(before);
+}
+
+TEST(CudaQueues, TheFirstSortOfACountIsIssuedInOrder) {
+  const auto device = make_cuda_device();
+  const auto side = device->make_stream("side");
+  Stream& s = device->compute();
+  const Tensor experts = Tensor::empty(*device, {6}, DType::i32, "test"),
+               order = Tensor::empty(*device, {6}, DType::i32, "test"),
+               position = Tensor::empty(*device, {6}, DType::i32, "test"),
+               counts = Tensor::empty(*device, {3}, DType::i32, "test");
+  ops::fill(s, experts, 1);
+  for (const int64_t count : {6, 4}) {
+    const auto some = [&](const Tensor& t) { return t.flat(0, count); };
+    std::atomic<bool> before{false};
+    side->submit("collective", [&](ExecutionContext&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      before = true;
+    });
+    ops::sort_by_expert(s, some(order), some(position), counts, some(experts));
+    EXPECT_TRUE(before);
+    std::promise<void> go;
+    side->submit("held", [&](ExecutionContext&) { go.get_future().wait(); });
+    ops::sort_by_expert(s, some(order), some(position), counts, some(experts));  // waits for nothing
+    go.set_value();
+    side->synchronize();
+  }
 }
 
 TEST(CudaQueues, AskedForOrderFailuresComeBackAsEver) {

@@ -1,9 +1,14 @@
-// Newton-Schulz as one CUDA graph. Runs on a real GPU too.
+// Newton-Schulz and sorts as CUDA graphs. Runs on a real GPU too.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <sherd/kernels/device/cuda/runtime.h>
+#include <sherd/nn/ops.h>
 
 #include "../kernels/lab.h"
+
+#ifdef TEST_CUDA_EMULATED
+#include <cuda_host/fake.h>
+#endif
 
 namespace sherd::test {
 namespace {
@@ -71,6 +76,61 @@ TEST(NewtonSchulzGraph, HasTheBitsOfSeparateLaunchesForWhateverItsInputHolds) {
         graph.launch();
         EXPECT_EQ(bits(lab.floats(out)), bits(second));
       }
+}
+
+/// What sort_by_expert() and embedding_backward() make of `indices`.
+struct Sorts {
+  Sorts(Lab& lab, int64_t count, int64_t rows)
+      : s(lab.s),
+        order(lab.empty({3, count}, DType::i32)),
+        counts(lab.empty({rows}, DType::i32)),
+        dtable(lab.empty({rows, 8})),
+        dout(lab.random({count, 8}, 1)) {}
+  void issue(const Tensor& indices) {
+    ops::sort_by_expert(s, order.rows(0, 1), order.rows(1, 2), counts, indices);
+    ops::fill(s, dtable, 0);
+    ops::embedding_backward(s, dtable, {}, dout, indices);
+  }
+  std::vector<std::vector<int32_t>> integers() {
+    std::vector<std::vector<int32_t>> all;
+    for (const Tensor& t : {order.rows(0, 2), counts}) {
+      all.emplace_back(static_cast<size_t>(t.numel()));
+      ops::copy_to_host(s, all.back().data(), t);
+    }
+    return all;
+  }
+  Stream& s;
+  Tensor order, counts, dtable, dout;
+};
+
+TEST(SortGraph, HasTheBitsOfSeparateLaunchesForWhateverItsInputHolds) {
+  constexpr int64_t kRows = 300, kCount = 5000;
+  Lab lab;
+  Sorts sorts(lab, kCount, kRows);
+  const auto indices = [&](unsigned seed) {
+    std::mt19937 engine(seed);
+    std::vector<int32_t> v(kCount);
+    for (int32_t& i : v) i = static_cast<int32_t>(engine() % kRows);
+    return lab.ints({10, kCount / 10}, v);
+  };
+  const Tensor in = indices(1), other = indices(2);
+  sorts.issue(other);  // makes its scratch memory
+  const auto integers = sorts.integers();
+  const Floats dtable = lab.floats(sorts.dtable);
+#ifdef TEST_CUDA_EMULATED
+  cuda_host::reset_calls();
+#endif
+  CapturedWork graph(lab, [&] { sorts.issue(in); });
+#ifdef TEST_CUDA_EMULATED
+  EXPECT_EQ(cuda_host::calls()["cub::DeviceRadixSort::SortPairs"],
+            6);  // of each sort two ask for its storage
+  EXPECT_EQ(cuda_host::calls()["cudaMalloc"], 0);
+#endif
+  sorts.issue(in);
+  ops::copy(lab.s, in, other);
+  graph.launch();
+  EXPECT_EQ(sorts.integers(), integers);
+  EXPECT_EQ(bits(lab.floats(sorts.dtable)), bits(dtable));
 }
 
 }  // namespace

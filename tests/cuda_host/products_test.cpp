@@ -374,6 +374,17 @@ TEST(Matmul, AFailureOfTheSearchForAnEpilogueIsAnError) {
   EXPECT_THROW(with_epilogue(lab, kEpilogues[0], true), CudaError);
 }
 
+TEST(Polar, AStreamHasOneDeterministicHandle) {
+  CudaLab lab;
+  cuda_host::reset_calls();
+  const Tensor m = lab.random({2, 4, 6}, 1), out = lab.empty({2, 4, 6}), status = lab.empty({2}, DType::i32);
+  for (int turn = 0; turn < 2; ++turn)
+    ops::orthogonalize(lab.s, out, m, status, {.method = Orthogonalizer::svd});
+  lab.s.synchronize();
+  for (const char* once : {"cusolverDnCreate", "cusolverDnCreateParams", "cusolverDnSetDeterministicMode"})
+    EXPECT_EQ(cuda_host::calls()[once], 1) << once;
+}
+
 TEST(Polar, NoConvergenceGivesZerosAndSaysSo) {
   CudaLab lab;
   const Tensor in = lab.random({3, 4, 6}, 1), out = lab.full({3, 4, 6}, NAN),

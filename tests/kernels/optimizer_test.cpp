@@ -164,6 +164,25 @@ TEST(AdamW, ManyParametersInOnePassAreManyPasses) {
     }
 }
 
+TEST(AdamW, AFactorOfTheGradientsHasTheBitsOfScaledOnes) {
+  for (const char* kernels : {kFast, "reference"})
+    for (const int64_t n : {1, 9, 1003}) {
+      Lab lab(kernels);
+      const Tensor factor = lab.full({1}, 0.3), biases = lab.tensor({1, 2}, {1e-3f, 0.4f});
+      const auto step = [&](const State& x, const Tensor& by) {
+        const AdamWSegment all{
+            x.w.data<float>(), x.m.data<float>(), x.v.data<float>(), x.g.data<float>(), nullptr, n, 0.1};
+        ops::adamw(lab.s, std::span(&all, 1), {}, biases, DType::f32, {}, by);
+        return bits(x.all(lab));
+      };
+      const State scaled(lab, n), given(lab, n);
+      const Floats gradients = lab.floats(given.g);
+      ops::scale_by(lab.s, scaled.g, factor);
+      EXPECT_EQ(step(given, factor), step(scaled, {})) << kernels << " " << n;
+      EXPECT_EQ(lab.floats(given.g), gradients);
+    }
+}
+
 TEST(AdamW, BiasCorrectionsAreThePowersOfPow) {
   const std::vector<int64_t> counts = {1, 2, 3, 7, 10, 100, 999, 12345, 1000000, 16777216};
   for (const char* kernels : {kFast, "reference"})

@@ -118,6 +118,44 @@ TEST(Rope, HasItsDerivative) {
       {x});
 }
 
+// In place are values that were moved in, and gradients that no other value shares.
+TEST(Rope, OverwritesWhatNothingElseHolds) {
+  auto device = make_cpu_device();
+  const Tensor frequencies = nn::rope_table(*device, ops::rope_frequencies(4, 100));
+  const nn::RopeOptions options{.batch = 2, .heads = 3};
+  const auto memory = [](const Var& v) { return v.value().raw(); };
+  Tape tape;
+  const Var leaf = tape.leaf(random(*device, {6, 16}, 1));
+  EXPECT_NE(memory(nn::rope(leaf, frequencies, options)), memory(leaf));
+  Var x = 2 * leaf;
+  const Var other = x;
+  EXPECT_NE(memory(nn::rope(std::move(x), frequencies, options)), memory(other));
+
+  const void *given = nullptr, *received = nullptr;
+  Var before = nn::function(
+      {leaf},
+      [&](Stream&) {
+        return random(*device, {6, 16}, 2);
+      },
+      [&](Stream&, const nn::BackwardCall& call) -> std::vector<nn::Gradient> {
+        received = call.output().tensor().raw();
+        return {call.output()};
+      });
+  const void* const place = memory(before);
+  const Var turned = nn::rope(std::move(before), frequencies, options);
+  EXPECT_EQ(memory(turned), place);
+  tape.backward(nn::function(
+      {turned}, [&](Stream&) { return random(*device, {1}, 3); },
+      [&](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+        const Tensor gradient = random(*device, {6, 16}, 4);
+        given = gradient.raw();
+        return {gradient};
+      }));
+  EXPECT_EQ(received, given);
+  expect_gradient([&](Tape&, const auto& v) { return weighted(nn::rope(2 * v[0], frequencies, options)); },
+                  {random(*device, {6, 16}, 1)});
+}
+
 /// Weights of QK norm and a forward that a test writes.
 struct NormedNet : nn::Module<NormedNet> {
   explicit NormedNet(int64_t head_dim)

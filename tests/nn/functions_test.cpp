@@ -1,5 +1,6 @@
 // Gradients of functions against differences.
 #include <gmock/gmock.h>
+#include <sherd/kernels/device/trace.h>
 
 #include <cmath>
 
@@ -61,6 +62,38 @@ TEST(Functions, SwigluLinearIsSwigluAndLinear) {
   }
   LooseParameters loose;
   EXPECT_THROW(nn::swiglu_linear(Var(x), loose.add(random(*device, {4, 5}, 4))), ShapeMismatch);
+}
+
+// The gradient of a residual is added in the norm's pass: in the bits of a sum of its own, which is left out.
+TEST(Functions, NormsAddTheGradientOfTheirResidual) {
+  auto device = make_cpu_device();
+  Stream& s = device->compute();
+  const auto trace = std::make_shared<Trace>();
+  device->set_trace(trace);
+  const Tensor x = random(*device, {5, 12}, 1), gain = random(*device, {12}, 2);
+  for (const bool layer : {false, true})
+    for (const float factor : {1.0f, 3.0f}) {  // at 1 the residual's gradient is also another's
+      LooseParameters loose;
+      const Parameter w = loose.add(gain);
+      const auto sum = [&](Tape& tape, const Var& residual, const Var& normed) {
+        const Var y = (factor == 1 ? residual : factor * residual) +
+                      (layer ? nn::layer_norm(normed, w) : nn::rms_norm(normed, w));
+        const Var loss = weighted(y);
+        trace->set_enabled(true);
+        tape.backward(loss);
+        trace->set_enabled(false);
+      };
+      Tape tape;
+      const Var a = tape.leaf(x), b = tape.leaf(x);
+      sum(tape, a, b);
+      const Tensor apart = Tensor::empty(*device, x.shape(), DType::f32, "test");
+      ops::add(s, apart, tape.gradient(a), tape.gradient(b));
+      const std::vector<float> want = ops::to_floats(s, apart);
+      const Var both = tape.leaf(x);
+      sum(tape, both, both);
+      EXPECT_EQ(ops::to_floats(s, tape.gradient(both)), want);
+    }
+  for (const TraceRecord& r : trace->records()) EXPECT_NE(r.what, "add");
 }
 
 // The same check in double precision finds what is wrong by 1e-8 of a gradient.

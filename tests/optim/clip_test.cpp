@@ -1,6 +1,7 @@
 // Norms other than the second, errors instead of skipped steps, clamping, and reading figures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sherd/kernels/device/trace.h>
 
 #include <cmath>
 #include <cstring>
@@ -150,6 +151,44 @@ TEST_P(Norms, OfGradientsThatAreNotFiniteSkipTheStepOrThrowOnAllRanksAlike) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Norms, ::testing::Values(NormKind::two, NormKind::one, NormKind::infinity));
+
+// Every parameter takes part: Muon's are scaled before its update, ignored ones are not.
+TEST(ClipInUpdate, HasTheBitsOfScaledGradients) {
+  for (const Algorithm& optimizer : {Algorithm::adamw, Algorithm::muon})
+    for (const bool ignored : {false, true}) {
+      ToyRun run;
+      run.ranks = 2;
+      run.optimizer = optimizer;
+      run.clip = 0.05;
+      if (ignored) run.options.ignored = {"head.weight"};
+      const ToyResult scaled = run_toy(run);
+      for (const float norm : scaled.norms) EXPECT_GT(norm, run.clip) << "nothing is clipped";
+      run.clip_in_update = true;
+      const ToyResult inside = run_toy(run);
+      EXPECT_EQ(inside.weights, scaled.weights) << name_of(optimizer) << " " << ignored;
+      EXPECT_EQ(inside.norms, scaled.norms);
+      run.clip = 0;
+      EXPECT_NE(run_toy(run).weights, scaled.weights);
+    }
+}
+
+// One pass over the gradients less: they are scaled where AdamW reads them.
+TEST(ClipInUpdate, LeavesTheGradients) {
+  launch(1, [](RankContext& r) {
+    Some model;
+    const Routing routing = route(model, {.optimizer = Algorithm::adamw});
+    fully_shard(model, mesh_of(r), {});
+    Optimizer optimizer(model, routing, {});
+    model.run(*r.device);
+    const auto trace = std::make_shared<Trace>();
+    r.device->set_trace(trace);
+    trace->set_enabled(true);
+    clip_grad_norm(model, 1e-3, {.in_update = true});
+    optimizer.step(0.1);
+    r.device->compute().synchronize();
+    for (const TraceRecord& record : trace->records()) EXPECT_NE(record.what, "scale_by");
+  });
+}
 
 TEST(ClipGradValue, ClampsEveryElement) {
   for (const int ranks : {1, 4}) {

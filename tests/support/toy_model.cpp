@@ -43,7 +43,7 @@ ToyResult run_toy(const ToyRun& run) {
         ops::accumulate_sum(s, sum, model.losses);
         taped.backward();
       }
-      const auto stats = clip_grad_norm(model, run.clip);
+      const auto stats = clip_grad_norm(model, run.clip, {.in_update = run.clip_in_update});
       optimizer.step(0.02);
       rank.world->all_reduce(s, sum);
       double total = 0;

@@ -81,6 +81,7 @@ struct ToyRun {
   int64_t rows = 24;  // tokens of a step, over all ranks
   Algorithm optimizer = Algorithm::adamw;
   double clip = 0.5;
+  bool clip_in_update = false;
   FullyShardOptions options;
   MuonOptions muon;
   /// Called on every rank before wrapping, after routing, and after every step.

@@ -60,7 +60,8 @@ CudaQueue::~CudaQueue() {
   cudaSetDevice(chip_.ordinal);
   attention_plans_.reset();
   if (blas_) cublasLtDestroy(blas_);
-  if (solver_) cusolverDnDestroy(solver_);
+  if (solver_.parameters) cusolverDnDestroyParams(solver_.parameters);
+  if (solver_.handle) cusolverDnDestroy(solver_.handle);
   allocator_.release(workspace_, true);
   allocator_.release(scratch_, true);
   cudaStreamDestroy(stream_);
@@ -124,10 +125,13 @@ cublasLtHandle_t CudaQueue::blas() {
   return blas_;
 }
 
-cusolverDnHandle_t CudaQueue::solver() {
-  if (!solver_) {
-    check(cusolverDnCreate(&solver_), "cusolverDnCreate");
-    check(cusolverDnSetStream(solver_, stream_), "cusolverDnSetStream");
+const Solver& CudaQueue::solver() {
+  if (!solver_.handle) check(cusolverDnCreate(&solver_.handle), "cusolverDnCreate");
+  if (!solver_.parameters) {  // made last
+    check(cusolverDnSetStream(solver_.handle, stream_), "cusolverDnSetStream");
+    check(cusolverDnSetDeterministicMode(solver_.handle, CUSOLVER_DETERMINISTIC_RESULTS),
+          "cusolverDnSetDeterministicMode");
+    check(cusolverDnCreateParams(&solver_.parameters), "cusolverDnCreateParams");
   }
   return solver_;
 }

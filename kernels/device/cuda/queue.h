@@ -40,6 +40,12 @@ struct Chip {
   Attention attention = Attention::own;
 };
 
+/// A handle of cuSOLVER and the default parameters of its 64-bit functions.
+struct Solver {
+  cusolverDnHandle_t handle = nullptr;
+  cusolverDnParams_t parameters = nullptr;
+};
+
 /// Any thread may ask. Each question selects the device first: a thread that has selected none would
 /// otherwise open a context on GPU 0, which costs memory there.
 class CudaEvent final : public NativeEvent {
@@ -80,9 +86,10 @@ class CudaQueue final : public NativeQueue {
   const Chip& chip() const { return chip_; }
   cudaStream_t stream() const { return stream_; }
   IndexGuard& index_guard() { return *guard_; }
-  /// Made on first use; calls must pass stream() (cuBLASLt) or are bound to it (cuSOLVER).
+  /// Made on first use; calls must pass stream() (cuBLASLt) or are bound to it (cuSOLVER, in deterministic mode). cuSOLVER's
+  /// workspaces are pieces of scratch().
   cublasLtHandle_t blas();
-  cusolverDnHandle_t solver();
+  const Solver& solver();
   /// Device memory of cuBLASLt's on this stream.
   void* workspace();
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
@@ -105,7 +112,7 @@ class CudaQueue final : public NativeQueue {
   cudaStream_t stream_ = nullptr;
   std::shared_ptr<IndexGuard> guard_;
   cublasLtHandle_t blas_ = nullptr;
-  cusolverDnHandle_t solver_ = nullptr;
+  Solver solver_;
   void* workspace_ = nullptr;
   std::shared_ptr<MatmulPlans> matmul_plans_;
   std::shared_ptr<void> attention_plans_;

@@ -33,14 +33,6 @@ __global__ void drop_directions_kernel(double* ut, const double* s, const int* i
     if (failed || !(s[i / cols] >= cut * s[0])) ut[i] = 0;
 }
 
-struct Parameters {
-  Parameters() { check(cusolverDnCreateParams(&handle), kName); }
-  ~Parameters() { cusolverDnDestroyParams(handle); }
-  Parameters(const Parameters&) = delete;
-  Parameters& operator=(const Parameters&) = delete;
-  cusolverDnParams_t handle = nullptr;
-};
-
 struct Work {
   Matrices a, ut, v, product;
   double *s = nullptr, *partial = nullptr, *scale = nullptr;
@@ -54,10 +46,10 @@ void polar_factor(ExecutionContext& ctx, const OrthogonalizeArgs& o) {
   const bool tall = o.rows > o.cols;
   const int64_t m = std::max(o.rows, o.cols), n = std::min(o.rows, o.cols), size = m * n;
   CudaQueue& queue = queue_of(ctx);
-  const Parameters parameters;
+  const Solver& solver = queue.solver();
   size_t device_bytes = 0, host_bytes = 0;
   if (size > 0)
-    check(cusolverDnXgesvd_bufferSize(queue.solver(), parameters.handle, 'S', 'S', m, n, CUDA_R_64F, nullptr,
+    check(cusolverDnXgesvd_bufferSize(solver.handle, solver.parameters, 'S', 'S', m, n, CUDA_R_64F, nullptr,
                                       m, CUDA_R_64F, nullptr, CUDA_R_64F, nullptr, m, CUDA_R_64F, nullptr, n,
                                       CUDA_R_64F, &device_bytes, &host_bytes),
           kName);
@@ -82,7 +74,7 @@ void polar_factor(ExecutionContext& ctx, const OrthogonalizeArgs& o) {
     int32_t* const status = o.status + i;
     auto host = std::make_shared<std::vector<char>>(host_bytes);
     widen(ctx, w.a, in, tall, status);
-    check(cusolverDnXgesvd(queue.solver(), parameters.handle, 'S', 'S', m, n, CUDA_R_64F, w.a.data, m,
+    check(cusolverDnXgesvd(solver.handle, solver.parameters, 'S', 'S', m, n, CUDA_R_64F, w.a.data, m,
                            CUDA_R_64F, w.s, CUDA_R_64F, w.ut.data, m, CUDA_R_64F, w.v.data, n, CUDA_R_64F,
                            w.device, device_bytes, host->data(), host_bytes, w.info),
           kName);

@@ -13,12 +13,12 @@
 namespace sherd::cuda {
 namespace {
 
-constexpr uint32_t kRun = 512;
+constexpr int32_t kRun = 512;
 
 /// A piece of a run of equal tokens: sorted positions [begin, min(end, begin + kRun)) of the run [first,
 /// end).
 struct Piece {
-  uint32_t first, begin, end;
+  int32_t first, begin, end;
 };
 
 __device__ bool is_row(int64_t row, int64_t vocab) { return row >= 0 && row < vocab; }
@@ -44,68 +44,40 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-/// Keys are rows of the table. A token without one sorts behind all of them.
-__global__ void __launch_bounds__(256) make_pairs(Pairs pairs, uint32_t* pieces_found, const int32_t* tokens,
-                                                  int64_t count, int64_t vocab, int64_t first_token) {
-  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (thread == 0) *pieces_found = 0;
-  for (int64_t i = thread; i < count; i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t row = tokens[i] - first_token;
-    pairs.keys[i] = static_cast<uint32_t>(is_row(row, vocab) ? row : vocab);
-    pairs.places[i] = static_cast<uint32_t>(i);
-  }
-}
-
-/// The first of `count` sorted keys that is not below `key`.
-__device__ uint32_t lower_bound(const uint32_t* keys, int64_t count, uint32_t key) {
-  int64_t low = 0, high = count;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (keys[middle] < key) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return static_cast<uint32_t>(low);
-}
-
 /// The order of the pieces is open; what is done with a piece does not depend on it.
 __global__ void __launch_bounds__(256)
-    find_pieces(Piece* pieces, uint32_t* pieces_found, const uint32_t* keys, int64_t count, int64_t vocab) {
+    find_pieces(Piece* pieces, int32_t* pieces_found, const int32_t* rows, int64_t count, int64_t vocab) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
-    const uint32_t key = keys[i];
-    if (key == vocab) continue;
-    const uint32_t begin = static_cast<uint32_t>(i), first = lower_bound(keys, count, key);
+    const int64_t row = rows[i];
+    if (row == vocab) continue;
+    const int32_t begin = static_cast<int32_t>(i), first = lower_bound(rows, count, row);
     if ((begin - first) % kRun == 0)
-      pieces[atomicAdd(pieces_found, 1u)] = {first, begin, lower_bound(keys, count, key + 1)};
+      pieces[atomicAdd(pieces_found, 1)] = {first, begin, lower_bound(rows, count, row + 1)};
   }
 }
 
 /// Sums of pieces that are not the first of their run. Their beginnings are kRun apart at least.
-__device__ float* later_sum(float* sums, uint32_t begin, int64_t width) {
-  return sums + begin / kRun * width;
-}
+__device__ float* later_sum(float* sums, int32_t begin, int64_t width) { return sums + begin / kRun * width; }
 
 /// First pieces go to the table, the others to `sums`.
 template <class T, int N>
 __global__ void __launch_bounds__(256)
-    add_pieces(float* dtable, float* sums, const Piece* pieces, const uint32_t* pieces_found, Pairs sorted,
+    add_pieces(float* dtable, float* sums, const Piece* pieces, const int32_t* pieces_found, Pairs sorted,
                const T* dout, int64_t width) {
   const int64_t c = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N;
   if (c >= width) return;
-  const uint32_t n = *pieces_found;
-  for (uint32_t p = blockIdx.y * blockDim.y + threadIdx.y; p < n; p += gridDim.y * blockDim.y) {
+  const int64_t n = *pieces_found;
+  for (int64_t p = blockIdx.y * blockDim.y + threadIdx.y; p < n; p += gridDim.y * blockDim.y) {
     const Piece piece = pieces[p];
     const bool later = piece.begin != piece.first;
-    float* to = later ? later_sum(sums, piece.begin, width) : dtable + sorted.keys[piece.begin] * width;
+    float* to = later ? later_sum(sums, piece.begin, width) : dtable + sorted.rows[piece.begin] * width;
     Vec<float, N> sum = {};
     if (!later) sum = load<N>(to, c);
-    const uint32_t rows = piece.end - piece.begin < kRun ? piece.end - piece.begin : kRun;
+    const int32_t rows = piece.end - piece.begin < kRun ? piece.end - piece.begin : kRun;
 #pragma unroll 4
-    for (uint32_t r = 0; r < rows; ++r) {
-      const Vec<T, N> d = load<N>(dout, sorted.places[piece.begin + r] * width + c);
+    for (int32_t r = 0; r < rows; ++r) {
+      const Vec<T, N> d = load<N>(dout, sorted.positions[piece.begin + r] * width + c);
 #pragma unroll
       for (int k = 0; k < N; ++k) sum[k] = __fadd_rn(sum[k], to_float(d[k]));
     }
@@ -115,17 +87,17 @@ __global__ void __launch_bounds__(256)
 
 template <int N>
 __global__ void __launch_bounds__(256)
-    add_later_pieces(float* dtable, float* sums, const Piece* pieces, const uint32_t* pieces_found,
+    add_later_pieces(float* dtable, float* sums, const Piece* pieces, const int32_t* pieces_found,
                      Pairs sorted, int64_t width) {
   const int64_t c = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N;
   if (c >= width) return;
-  const uint32_t n = *pieces_found;
-  for (uint32_t p = blockIdx.y * blockDim.y + threadIdx.y; p < n; p += gridDim.y * blockDim.y) {
+  const int64_t n = *pieces_found;
+  for (int64_t p = blockIdx.y * blockDim.y + threadIdx.y; p < n; p += gridDim.y * blockDim.y) {
     const Piece piece = pieces[p];
     if (piece.begin != piece.first || piece.end - piece.begin <= kRun) continue;
-    float* to = dtable + sorted.keys[piece.begin] * width;
+    float* to = dtable + sorted.rows[piece.begin] * width;
     Vec<float, N> sum = load<N>(to, c);
-    for (uint32_t begin = piece.begin + kRun; begin < piece.end; begin += kRun) {
+    for (int32_t begin = piece.begin + kRun; begin < piece.end; begin += kRun) {
       const Vec<float, N> d = load<N>(later_sum(sums, begin, width), c);
 #pragma unroll
       for (int k = 0; k < N; ++k) sum[k] = __fadd_rn(sum[k], d[k]);
@@ -160,47 +132,33 @@ Grid grid_over_rows(int64_t groups, int64_t rows) {
   return {dim3(x, blocks_of(rows, block.y, std::max<int64_t>(1, 132 * 32 / x))), block};
 }
 
-/// Parts of the scratch memory, each on a boundary of 256 bytes.
-class Parts {
- public:
-  template <class T>
-  int64_t add(int64_t count) {
-    const int64_t at = bytes_;
-    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-    return at;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  int64_t bytes_ = 0;
+struct TableWork {
+  Pairs sorted;
+  Piece* pieces;
+  int32_t* found;
+  float* sums;
+  SortWork sort;
 };
 
 template <class T, int N>
 void add_to_table(ExecutionContext& context, const EmbeddingArgs& a) {
-  Parts parts;
-  const int64_t keys = parts.add<uint32_t>(a.count), places = parts.add<uint32_t>(a.count);
-  const int64_t spare_keys = parts.add<uint32_t>(a.count), spare_places = parts.add<uint32_t>(a.count);
-  const int64_t pieces_at = parts.add<Piece>(a.count), found_at = parts.add<uint32_t>(1);
-  const int64_t sort_at = parts.add<char>(sort_scratch_bytes(a.count));
-  const int64_t sums_at = parts.add<float>((a.count / kRun + 1) * a.width);
-  char* scratch = static_cast<char*>(context.scratch(parts.bytes()));
-  const auto words = [&](int64_t at) { return reinterpret_cast<uint32_t*>(scratch + at); };
-
-  const Pairs pairs{words(keys), words(places)}, spare{words(spare_keys), words(spare_places)};
-  auto* pieces = reinterpret_cast<Piece*>(scratch + pieces_at);
-  auto* sums = reinterpret_cast<float*>(scratch + sums_at);
-  uint32_t* found = words(found_at);
+  const TableWork w = carve(context, [&](Carver& carver) {
+    return TableWork{.sorted = {carver.array<int32_t>(a.count), carver.array<int32_t>(a.count)},
+                     .pieces = carver.array<Piece>(a.count),
+                     .found = carver.array<int32_t>(1),
+                     .sums = carver.array<float>((a.count / kRun + 1) * a.width),
+                     .sort = sort_work(carver, a.count, a.vocab)};
+  });
   const char* what = "embedding_backward";
-  launch(context, what, make_pairs, grid_for(a.count), pairs, found, a.tokens, a.count, a.vocab, a.begin);
-  const Pairs sorted =
-      sort_pairs(context, pairs, spare, a.count, static_cast<uint32_t>(a.vocab), scratch + sort_at);
-  launch(context, what, find_pieces, grid_for(a.count), pieces, found, sorted.keys, a.count, a.vocab);
+  sort_pairs(context, w.sorted, w.sort, a.tokens, a.count, a.begin, a.vocab);
+  check(cudaMemsetAsync(w.found, 0, sizeof *w.found, stream_of(context)), what);
+  launch(context, what, find_pieces, grid_for(a.count), w.pieces, w.found, w.sorted.rows, a.count, a.vocab);
   const Grid grid = grid_over_rows(a.width / N, a.count);
-  launch(context, what, add_pieces<T, N>, grid, a.dtable.as<float>(), sums, pieces, found, sorted,
+  launch(context, what, add_pieces<T, N>, grid, a.dtable.as<float>(), w.sums, w.pieces, w.found, w.sorted,
          a.dout.as<T>(), a.width);
   if (a.count > kRun)
-    launch(context, what, add_later_pieces<N>, grid, a.dtable.as<float>(), sums, pieces, found, sorted,
-           a.width);
+    launch(context, what, add_later_pieces<N>, grid, a.dtable.as<float>(), w.sums, w.pieces, w.found,
+           w.sorted, a.width);
 }
 
 template <class T, int N>

@@ -1,24 +1,41 @@
-// Stable sort of (key, place) pairs that always takes the same steps. Private to CUDA kernels.
+// Stable sort of positions by the row that each names, by CUB. Private to CUDA kernels.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
-#include <sherd/kernels/device/stream.h>
+#include <sherd/kernels/device/cuda/launch.h>
+#include <sherd/kernels/gemm/cuda_matrices.h>
 
 namespace sherd::cuda {
 
-/// Keys and the places they came from; both of `count` elements.
+/// Rows and the positions that name them.
 struct Pairs {
-  uint32_t* keys = nullptr;
-  uint32_t* places = nullptr;
+  int32_t* rows = nullptr;
+  int32_t* positions = nullptr;
 };
 
-/// Device memory that sort_pairs needs beside its arrays.
-int64_t sort_scratch_bytes(int64_t count);
+/// Device memory that sort_pairs() needs beside its result.
+struct SortWork {
+  Pairs unsorted;
+  char* storage = nullptr;
+  size_t storage_bytes = 0;
+};
+SortWork sort_work(Carver& carver, int64_t count, int64_t rows);
 
-/// Sorts `pairs` by key, equal keys in their order; `spare` is overwritten. Keys are at most `largest`.
-/// Returns the one of the two that holds the result. count is below 2^31.
-Pairs sort_pairs(ExecutionContext& context, Pairs pairs, Pairs spare, int64_t count, uint32_t largest,
-                 void* scratch);
+/// Positions 0 to count - 1, ordered by rows[i] = indices[i] - first; equal rows keep their order. An index outside [first, first + rows)
+/// counts as row `rows`, behind all others. count and rows are below 2^31.
+void sort_pairs(ExecutionContext& context, const Pairs& sorted, const SortWork& work, const int32_t* indices,
+                int64_t count, int64_t first, int64_t rows);
+
+/// Returns the first of `count` sorted rows that is not below `row`.
+__device__ inline int32_t lower_bound(const int32_t* sorted, int64_t count, int64_t row) {
+  int64_t low = 0, high = count;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    (sorted[middle] < row ? low : high) = middle + (sorted[middle] < row);
+  }
+  return static_cast<int32_t>(low);
+}
 
 }  // namespace sherd::cuda

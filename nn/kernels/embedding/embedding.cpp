@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/kernels/device/device.h>
 #include <sherd/nn/kernels/indices/indices.h>
 
 namespace sherd::ops {
@@ -64,6 +65,8 @@ void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dposition
   if (dpositions.defined()) e.dpositions = ref(dpositions);
   queue(s, "embedding_backward", kernels<IndicesKernels>(s).check_indices, "embedding_backward", "token",
         e.tokens, e.count, part.vocab == 0 ? e.vocab : part.vocab);
+  // CUB's sort has other kernels for other counts and loads them: InOrder.
+  const InOrder in_order(s.device(), s.device().first_use({e.count, e.vocab}));
   queue(s, "embedding_backward", kernels<EmbeddingKernels>(s).embedding_backward, e);
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/kernels/device/device.h>
 #include <sherd/nn/kernels/indices/indices.h>
 
 namespace sherd::ops {
@@ -99,6 +100,7 @@ void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, cons
                          .counts = counts.data<int32_t>()};
   queue(s, "sort_by_expert", kernels<IndicesKernels>(s).check_indices, "sort_by_expert", "indices", a.indices,
         a.count, a.experts);
+  const InOrder in_order(s.device(), s.device().first_use({a.count, a.experts}));  // as embedding_backward()
   queue(s, "sort_by_expert", kernels<ExpertsKernels>(s).sort_by_expert, a);
 }
 

@@ -19,14 +19,36 @@ float forward_row(T* y, const T* x, const T* w, int64_t cols, float eps) {
   return rstd;
 }
 
+/// Row r of a matrix, or null.
 template <class T>
-void backward_row(T* dx, const T* dy, const T* x, const T* w, float rstd, int64_t cols) {
+const T* row_of(Ref matrix, int64_t r, int64_t cols) {
+  return matrix.data == nullptr ? nullptr : matrix.as<const T>() + r * cols;
+}
+
+/// dx[c] = value(c), rounded, and the same plus addend[c] where that is not null. dx may be addend.
+template <class T, class F>
+void store_sums(T* dx, const T* addend, int64_t cols, F value) {
+  if (addend == nullptr) {
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) store(dx[c], value(c));
+    return;
+  }
+#pragma omp simd
+  for (int64_t c = 0; c < cols; ++c) {
+    T rounded;
+    store(rounded, value(c));
+    store(dx[c], float(addend[c]) + float(rounded));
+  }
+}
+
+template <class T>
+void backward_row(T* dx, const T* dy, const T* x, const T* w, float rstd, const T* addend, int64_t cols) {
   float dot = 0;
 #pragma omp simd reduction(+ : dot)
   for (int64_t c = 0; c < cols; ++c) dot += float(dy[c]) * float(w[c]) * float(x[c]);
   const float mean = dot * rstd * rstd / static_cast<float>(cols);
-#pragma omp simd
-  for (int64_t c = 0; c < cols; ++c) store(dx[c], rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
+  store_sums(dx, addend, cols,
+             [&](int64_t c) { return rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean); });
 }
 
 constexpr int64_t kBlock = 64;
@@ -76,7 +98,7 @@ void rms_norm_backward(ExecutionContext& ctx, const RmsNormArgs& a) {
     parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r)
         backward_row(a.dx.as<T>() + r * a.cols, a.dy.as<T>() + r * a.cols, a.x.as<T>() + r * a.cols,
-                     a.w.as<T>(), a.rstd.as<float>()[r], a.cols);
+                     a.w.as<T>(), a.rstd.as<float>()[r], row_of<T>(a.addend, r, a.cols), a.cols);
     });
   });
 }
@@ -109,7 +131,8 @@ Moments layer_norm_row(T* y, const T* x, const T* w, const T* bias, int64_t cols
 }
 
 template <class T>
-void layer_norm_backward_row(T* dx, const T* dy, const T* x, const T* w, const Moments& m, int64_t cols) {
+void layer_norm_backward_row(T* dx, const T* dy, const T* x, const T* w, const Moments& m, const T* addend,
+                             int64_t cols) {
   const float mean = m.mean, rstd = m.rstd;
   double sum = 0, dot = 0;
 #pragma omp simd reduction(+ : sum, dot)
@@ -120,9 +143,9 @@ void layer_norm_backward_row(T* dx, const T* dy, const T* x, const T* w, const M
   }
   const auto n = static_cast<double>(cols);
   const auto mean_g = static_cast<float>(sum / n), mean_dot = static_cast<float>(dot / n);
-#pragma omp simd
-  for (int64_t c = 0; c < cols; ++c)
-    store(dx[c], rstd * (float(dy[c]) * float(w[c]) - mean_g - (float(x[c]) - mean) * rstd * mean_dot));
+  store_sums(dx, addend, cols, [&](int64_t c) {
+    return rstd * (float(dy[c]) * float(w[c]) - mean_g - (float(x[c]) - mean) * rstd * mean_dot);
+  });
 }
 
 /// dw[c] += sum over rows, in increasing order, of dy * (x - mean) * rstd. Threads share columns out, as above.
@@ -164,9 +187,9 @@ void layer_norm_backward(ExecutionContext& ctx, const LayerNormArgs& a) {
     layer_norm_weight<T>(ctx, a);  // first: dx may be dy
     parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r)
-        layer_norm_backward_row(a.dx.as<T>() + r * a.cols, a.dy.as<T>() + r * a.cols,
-                                a.x.as<T>() + r * a.cols, a.w.as<T>(),
-                                Moments{a.mean.as<float>()[r], a.rstd.as<float>()[r]}, a.cols);
+        layer_norm_backward_row(
+            a.dx.as<T>() + r * a.cols, a.dy.as<T>() + r * a.cols, a.x.as<T>() + r * a.cols, a.w.as<T>(),
+            Moments{a.mean.as<float>()[r], a.rstd.as<float>()[r]}, row_of<T>(a.addend, r, a.cols), a.cols);
     });
   });
 }

@@ -85,6 +85,12 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) backward_rows(Args a,
     const HeldRow<T, kThreads, kAligned> x(row_of<T, kAligned>(a.x, row, a.cols), me.thread);
     const HeldRow<T, kThreads, kAligned> dy(row_of<T, kAligned>(a.dy, row, a.cols), me.thread);
     const PackedRow<T, kAligned> dx = row_of<T, kAligned>(a.dx, row, a.cols);
+    // dx may be the addend, as well as dy or x: all of a pack is read before it is written.
+    const auto put_gradient = [&](int pack, const Pack<T>& gradient) {
+      if (a.addend.data == nullptr) return dx.store(pack, gradient);
+      const Pack<T> more = row_of<T, kAligned>(a.addend, row, a.cols).load(pack);
+      dx.store(pack, pack_of<T>([&](int k) { return __fadd_rn(more[k], gradient[k]); }));
+    };
     Row of(a, row);
     each_pack<kThreads>(
         packs, me.thread, [&](int k, int pack) { of.add(dy.held[k], w.load(pack), x.held[k]); },
@@ -92,14 +98,15 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) backward_rows(Args a,
     of.template reduce<kThreads>(a.cols);
     each_pack<kThreads>(
         packs, me.thread,
-        [&](int k, int pack) { dx.store(pack, of.gradient(dy.held[k], w.load(pack), x.held[k], sum[k])); },
+        [&](int k, int pack) {
+          put_gradient(pack, of.gradient(dy.held[k], w.load(pack), x.held[k], sum[k]));
+        },
         [&](int pack) {
           float dw[kCount];
 #pragma unroll
           for (int k = 0; k < kCount; ++k)
             dw[k] = row == me.row || pack * kCount + k >= a.cols ? 0 : mine[pack * kCount + k];
-          // dx may be dy or x: all of a pack is read before it is written.
-          dx.store(pack, of.gradient(dy.row.load(pack), w.load(pack), x.row.load(pack), dw));
+          put_gradient(pack, of.gradient(dy.row.load(pack), w.load(pack), x.row.load(pack), dw));
           keep(pack, dw);
         });
   }
@@ -114,16 +121,17 @@ void norm_backward(ExecutionContext& context, const char* what, const Args& a) {
   if (a.rows == 0 || a.cols == 0) return;
   with_f32_bf16(a.x.dtype, [&](auto type) {
     using T = decltype(type);
-    with_form<T>(a.cols, {a.x.data, a.w.data, a.dy.data, a.dx.data}, [&](auto threads, auto aligned) {
-      // About 500 threads on each multiprocessor of the largest chips, whose registers are then full.
-      constexpr int64_t kMost = 65536 / threads();
-      const int64_t parts = a.rows < kMost ? a.rows : kMost;
-      auto* sums = static_cast<float*>(context.scratch(parts * a.cols * 4));
-      launch(context, what, backward_rows<Row, T, threads(), aligned(), Args>, grid_of_rows<threads()>(parts),
-             a, sums, parts);
-      const Grid columns{dim3(static_cast<unsigned>((a.cols + kWarp - 1) / kWarp)), dim3(kWarp, kSlices)};
-      launch(context, what, add_columns, columns, a.dw.template as<float>(), sums, parts, a.cols);
-    });
+    with_form<T>(
+        a.cols, {a.x.data, a.w.data, a.dy.data, a.dx.data, a.addend.data}, [&](auto threads, auto aligned) {
+          // About 500 threads on each multiprocessor of the largest chips, whose registers are then full.
+          constexpr int64_t kMost = 65536 / threads();
+          const int64_t parts = a.rows < kMost ? a.rows : kMost;
+          auto* sums = static_cast<float*>(context.scratch(parts * a.cols * 4));
+          launch(context, what, backward_rows<Row, T, threads(), aligned(), Args>,
+                 grid_of_rows<threads()>(parts), a, sums, parts);
+          const Grid columns{dim3(static_cast<unsigned>((a.cols + kWarp - 1) / kWarp)), dim3(kWarp, kSlices)};
+          launch(context, what, add_columns, columns, a.dw.template as<float>(), sums, parts, a.cols);
+        });
   });
 }
 

@@ -6,6 +6,14 @@ namespace sherd::ops {
 
 using namespace door;
 
+namespace {
+
+void check_addend(Check& check, const Tensor& addend, const Tensor& x) {
+  if (addend.defined()) check.dtype("addend", addend, x.dtype()).shape("addend", addend, x.shape());
+}
+
+}  // namespace
+
 void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
                       float eps) {
   Check check("rms_norm_forward");
@@ -18,7 +26,7 @@ void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tens
 }
 
 void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
-                       const Tensor& w, const Tensor& rstd) {
+                       const Tensor& w, const Tensor& rstd, const Tensor& addend) {
   Check check("rms_norm_backward");
   check.dims("x", x, 2).dtype("x", x, kActivations).dtype("w", w, x.dtype());
   check.dtype("dy", dy, x.dtype())
@@ -26,12 +34,15 @@ void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tens
       .dtype("dw", dw, wide(x.dtype()))
       .dtype("rstd", rstd, wide(x.dtype()));
   check.shape("dy", dy, x.shape()).shape("dx", dx, x.shape());
-  check.count("w", w, x.size(1)).count("dw", dw, x.size(1)).count("rstd", rstd, x.size(0)).done();
+  check.count("w", w, x.size(1)).count("dw", dw, x.size(1)).count("rstd", rstd, x.size(0));
+  check_addend(check, addend, x);
+  check.done();
   RmsNormArgs r{.rows = x.size(0), .cols = x.size(1), .x = ref(x), .w = ref(w)};
   r.rstd = ref(rstd);
   r.dy = ref(dy);
   r.dx = ref(dx);
   r.dw = ref(dw);
+  if (addend.defined()) r.addend = ref(addend);
   queue(s, "rms_norm_backward", kernels<NormKernels>(s).rms_norm_backward, r);
 }
 
@@ -51,7 +62,7 @@ void layer_norm_forward(Stream& s, const Tensor& y, const Tensor& mean, const Te
 }
 
 void layer_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
-                         const Tensor& w, const Tensor& mean, const Tensor& rstd) {
+                         const Tensor& w, const Tensor& mean, const Tensor& rstd, const Tensor& addend) {
   Check check("layer_norm_backward");
   check.dims("x", x, 2).dtype("x", x, kActivations).dtype("w", w, x.dtype());
   check.dtype("dy", dy, x.dtype()).dtype("dx", dx, x.dtype()).dtype("dw", dw, wide(x.dtype()));
@@ -60,13 +71,16 @@ void layer_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Te
       .shape("dx", dx, x.shape())
       .count("w", w, x.size(1))
       .count("dw", dw, x.size(1));
-  check.count("mean", mean, x.size(0)).count("rstd", rstd, x.size(0)).done();
+  check.count("mean", mean, x.size(0)).count("rstd", rstd, x.size(0));
+  check_addend(check, addend, x);
+  check.done();
   LayerNormArgs a{.rows = x.size(0), .cols = x.size(1), .x = ref(x), .w = ref(w)};
   a.mean = ref(mean);
   a.rstd = ref(rstd);
   a.dy = ref(dy);
   a.dx = ref(dx);
   a.dw = ref(dw);
+  if (addend.defined()) a.addend = ref(addend);
   queue(s, "layer_norm_backward", kernels<NormKernels>(s).layer_norm_backward, a);
 }
 

@@ -17,6 +17,7 @@ struct RmsNormArgs {
   Ref rstd{};
   Ref dy{}, dx{};  // backward
   Ref dw{};        // backward, adds over rows in increasing order
+  Ref addend{};  // backward, [rows, cols] or null: dx = addend + the gradient, which is rounded to x's dtype first
 };
 
 /// y = (x - mean) * rstd * w + bias per row, with the row's mean and rstd = 1/sqrt(mean((x - mean)^2) + eps); bias may
@@ -30,6 +31,7 @@ struct LayerNormArgs {
   Ref mean{}, rstd{};
   Ref dy{}, dx{};  // backward
   Ref dw{};        // backward, adds over rows in increasing order
+  Ref addend{};    // backward, as above
 };
 
 struct NormKernels {
@@ -48,16 +50,16 @@ namespace ops {
 
 void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
                       float eps);
-/// dw adds; rstd is forward's.
+/// dw adds; rstd is forward's. `addend` (may be undefined) is added to dx, which may be its memory, as ops::add() does.
 void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
-                       const Tensor& w, const Tensor& rstd);
+                       const Tensor& w, const Tensor& rstd, const Tensor& addend = {});
 
 /// bias may be undefined (none).
 void layer_norm_forward(Stream& s, const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                         const Tensor& w, const Tensor& bias, float eps);
-/// dw adds; mean and rstd are forward's.
+/// dw adds; mean and rstd are forward's; addend as above.
 void layer_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
-                         const Tensor& w, const Tensor& mean, const Tensor& rstd);
+                         const Tensor& w, const Tensor& mean, const Tensor& rstd, const Tensor& addend = {});
 
 }  // namespace ops
 }  // namespace sherd

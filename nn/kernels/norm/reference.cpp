@@ -12,6 +12,13 @@ void accumulate_all(Ref to, const std::vector<double>& sums) {
   for (size_t c = 0; c < sums.size(); ++c) accumulate(to, static_cast<int64_t>(c), sums[c]);
 }
 
+/// to = value, rounded, plus the element of `addend`, which may be to's memory.
+void put_sum(Ref to, int64_t i, double value, Ref addend) {
+  const double more = addend.data ? get(addend, i) : 0;
+  put(to, i, value);
+  if (addend.data) put(to, i, more + get(to, i));
+}
+
 void rms_norm_forward(ExecutionContext&, const RmsNormArgs& a) {
   for (int64_t r = 0; r < a.rows; ++r) {
     double squares = 0;
@@ -40,7 +47,7 @@ void rms_norm_backward(ExecutionContext&, const RmsNormArgs& a) {
     dot /= static_cast<double>(a.cols);
     for (int64_t c = 0; c < a.cols; ++c) {
       const int64_t i = r * a.cols + c;
-      put(a.dx, i, rstd * (get(a.dy, i) * get(a.w, c) - get(a.x, i) * rstd * dot));
+      put_sum(a.dx, i, rstd * (get(a.dy, i) * get(a.w, c) - get(a.x, i) * rstd * dot), a.addend);
     }
   }
   accumulate_all(a.dw, dw);
@@ -81,7 +88,7 @@ void layer_norm_backward(ExecutionContext&, const LayerNormArgs& a) {
     }
     for (int64_t c = 0; c < a.cols; ++c) {
       const double g = get(a.dy, r * a.cols + c) * get(a.w, c);
-      put(a.dx, r * a.cols + c, rstd * (g - sum / n - xhat(c) * dot / n));
+      put_sum(a.dx, r * a.cols + c, rstd * (g - sum / n - xhat(c) * dot / n), a.addend);
     }
   }
   accumulate_all(a.dw, dw);

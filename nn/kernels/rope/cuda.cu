@@ -1,42 +1,59 @@
 #include <sherd/nn/kernels/rope/rope.h>
 
+#include <algorithm>
+
 #include <sherd/kernels/device/cuda/vector.h>
 
 namespace sherd::cuda {
 namespace {
 
-/// A block goes over rows; thread (i, j) computes the angles of components i, i + blockDim.x, ... of a half
-/// once for the heads j, j + blockDim.y, ...
-template <class T>
+/// Thread (i, j, k) of a block takes row k of its rows and the components [i * N, i * N + N), [(i + blockDim.x) * N, ...) of
+/// a half: it computes their angles once for the heads j, j + blockDim.y, ...
+template <class T, int N>
 __global__ void __launch_bounds__(256) rope_kernel(RopeArgs a) {
-  const int half = static_cast<int>(a.head_dim / 2), width = 2 * half;
-  const auto turned = a.heads * a.head_dim;
-  const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-  for (int64_t row = blockIdx.x; row < a.batch * a.seq; row += gridDim.x) {
+  const int64_t half = a.head_dim / 2, turned = a.heads * a.head_dim;
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.z + threadIdx.z; row < a.batch * a.seq;
+       row += int64_t{gridDim.x} * blockDim.z) {
     const T* const x = static_cast<const T*>(a.x.data) + row * a.columns;
     T* const y = static_cast<T*>(a.y.data) + row * a.columns;
     const auto position = static_cast<float>(a.first_position + row % a.seq);
-    for (int d = static_cast<int>(threadIdx.x); d < half; d += static_cast<int>(blockDim.x)) {
-      float sin, cos;
-      sincosf(__fmul_rn(position, a.inv_freq[d]), &sin, &cos);
-      if (a.inverse) sin = -sin;
-      for (int64_t c = int64_t{threadIdx.y} * width + d; c < turned; c += int64_t{blockDim.y} * width) {
-        const float x1 = to_float(x[c]), x2 = to_float(x[c + half]);
-        put(y[c], fmaf(x1, cos, -(x2 * sin)));
-        put(y[c + half], fmaf(x2, cos, x1 * sin));
+    for (int64_t d = threadIdx.x * N; d < half; d += blockDim.x * N) {
+      float sin[N], cos[N];
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        sincosf(__fmul_rn(position, a.inv_freq[d + k]), &sin[k], &cos[k]);
+        if (a.inverse) sin[k] = -sin[k];
+      }
+      for (int64_t c = threadIdx.y * a.head_dim + d; c < turned; c += blockDim.y * a.head_dim) {
+        Vec<T, N> first = load<N>(x, c), second = load<N>(x, c + half);
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          const float x1 = to_float(first[k]), x2 = to_float(second[k]);
+          put(first[k], fmaf(x1, cos[k], -(x2 * sin[k])));
+          put(second[k], fmaf(x2, cos[k], x1 * sin[k]));
+        }
+        store(y, c, first);
+        store(y, c + half, second);
       }
     }
     if (x == y) continue;
-    for (int64_t c = turned + thread; c < a.columns; c += blockDim.x * blockDim.y) y[c] = x[c];
+    const int64_t thread = threadIdx.y * blockDim.x + threadIdx.x;
+    for (int64_t c = turned + thread * N; c < a.columns; c += blockDim.x * blockDim.y * N)
+      store(y, c, load<N>(x, c));
   }
 }
 
 void rope(ExecutionContext& context, const RopeArgs& a) {
-  const int64_t rows = a.batch * a.seq;
+  const int64_t rows = a.batch * a.seq, half = a.head_dim / 2;
   if (rows == 0) return;
-  with_f32_bf16(a.x.dtype, [&](auto type) {
-    const Grid grid{dim3(blocks_of(rows, 1, 132 * 16)), row_block(a.head_dim / 2)};
-    launch(context, "rope", rope_kernel<decltype(type)>, grid, a);
+  with_f32_bf16(a.x.dtype, [&]<class T>(T) {
+    constexpr int kVec = 16 / sizeof(T);
+    const bool fast = half % kVec == 0 && rows_on_boundaries<kVec>(a.columns, a.x.as<T>(), a.y.as<T>());
+    dim3 block = row_block(fast ? half / kVec : half);
+    block.z = std::max(1u, block.y / 8);  // a thread's angles serve every eighth head
+    block.y /= block.z;
+    launch(context, "rope", fast ? rope_kernel<T, kVec> : rope_kernel<T, 1>,
+           Grid{dim3(blocks_of(rows, block.z, 132 * 16)), block}, a);
   });
 }
 

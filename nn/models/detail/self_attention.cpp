@@ -71,11 +71,13 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
   const ModelDescription& m = context_.model;
   Var packed = qkv(rows, x);
   if (m.qk_norm) packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp);
-  if (rope_->rotary())
-    packed = nn::rope(packed, rope_->on(packed.device()),
+  if (rope_->rotary()) {
+    const Tensor frequencies = rope_->on(packed.device());
+    packed = nn::rope(std::move(packed), frequencies,
                       {.batch = batch,
                        .heads = heads_ + kv_heads_,
                        .first_position = cache != nullptr ? cache->length() : 0});
+  }
   const Var seen = attention(packed, {.batch = batch,
                                       .heads = heads_,
                                       .kv_heads = kv_heads_,

@@ -77,6 +77,42 @@ TEST(RmsNorm, BackwardMayOverwriteItsInput) {
   }
 }
 
+/// Whether backward with an addend, elsewhere or in place, has the bits of backward and ops::add(): backward(dx, dw, addend).
+template <class F>
+void expect_added(Lab& lab, int64_t rows, int64_t cols, DType t, bool shifted, F backward) {
+  Tensor addend = lab.random({rows, cols}, 5, t), dx = lab.empty({rows, cols}, t);
+  if (shifted) addend = lab.shifted(addend);
+  const Tensor dw = lab.full({cols}, 1), dw2 = lab.full({cols}, 1), dw3 = lab.full({cols}, 1);
+  const Tensor sum = lab.empty({rows, cols}, t);
+  backward(dx, dw, Tensor());
+  ops::add(lab.s, sum, addend, dx);
+  backward(dx, dw2, addend);
+  backward(addend, dw3, addend);
+  for (const Tensor& got : {dx, addend}) EXPECT_EQ(bits(lab.floats(got)), bits(lab.floats(sum))) << cols;
+  for (const Tensor& got : {dw2, dw3}) EXPECT_EQ(bits(lab.floats(got)), bits(lab.floats(dw))) << cols;
+}
+
+TEST(Norms, BackwardAddsAsASumOfItsOwn) {
+  for (const char* kernels : {kFast, "reference"})
+    for (DType t : {DType::f32, DType::bf16})
+      for (const bool shifted : {false, true})
+        for (int64_t cols : {7, 64, 1024, 20000}) {
+          constexpr int64_t kRows = 3;
+          Lab lab(kernels);
+          const Tensor x = lab.random({kRows, cols}, 1, t), w = lab.random({cols}, 2, t),
+                       dy = lab.random({kRows, cols}, 3, t), mean = lab.random({kRows}, 4),
+                       rstd = lab.full({kRows}, 0.7);
+          expect_added(lab, kRows, cols, t, shifted,
+                       [&](const Tensor& dx, const Tensor& dw, const Tensor& addend) {
+                         ops::rms_norm_backward(lab.s, dx, dw, dy, x, w, rstd, addend);
+                       });
+          expect_added(lab, kRows, cols, t, shifted,
+                       [&](const Tensor& dx, const Tensor& dw, const Tensor& addend) {
+                         ops::layer_norm_backward(lab.s, dx, dw, dy, x, w, mean, rstd, addend);
+                       });
+        }
+}
+
 TEST(RmsNorm, ReferenceBackwardIsTheGradient) {
   const int64_t rows = 3, cols = 5;
   std::vector<double> x = doubles(rows * cols, 1), w = doubles(cols, 2), dy = doubles(rows * cols, 3);
