@@ -40,7 +40,7 @@ void add(Words& words, double sum) {
 
 /// Adds the magnitudes (power 1) or squares (2) of up to kBlock elements. Each is cut at a unit that depends on the
 /// largest; the parts above it are summed, exactly, and the parts below it are cut again (Demmel and Nguyen, 2013, go
-/// as far as a given accuracy; this goes on until nothing is left, mostly after two sums).
+/// as far as a given accuracy; this ends when nothing is left, mostly after two sums).
 template <int power>
 void accumulate_block(Words& words, const float* x, int64_t count) {
   double rest[kBlock], largest = 0;
