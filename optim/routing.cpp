@@ -215,19 +215,65 @@ std::string Routing::summary() const {
   return text;
 }
 
+namespace {
+
+/// Parameters of one line of the table: their names differ in numbers alone.
+struct Row {
+  std::string pattern;  // "blocks.*.up.weight"
+  const Route* first;
+  std::vector<int64_t> numbers;  // in place of the only star
+
+  std::string name() const {
+    if (numbers.size() < 2 || pattern.find('*') != pattern.rfind('*'))
+      return numbers.size() == 1 ? first->name : pattern;
+    const auto [low, high] = std::minmax_element(numbers.begin(), numbers.end());
+    if (*high - *low + 1 != static_cast<int64_t>(numbers.size())) return pattern;
+    std::string text = pattern;
+    return text.replace(text.find('*'), 1, fmt::format("[{}-{}]", *low, *high));
+  }
+};
+
+std::vector<Row> rows_of(const std::vector<Route>& routes) {
+  const std::regex between_dots(R"((^|\.)([0-9]{1,9})(?=\.|$))");
+  std::vector<Row> rows;
+  for (const Route& r : routes) {
+    std::smatch match;
+    const int64_t number = std::regex_search(r.name, match, between_dots) ? std::stoll(match[2]) : 0;
+    const std::string pattern = std::regex_replace(r.name, between_dots, "$1*");
+    const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& row) {
+      return row.pattern == pattern && row.first->algorithm == r.algorithm && row.first->reason == r.reason &&
+             row.first->param.global_shape() == r.param.global_shape();
+    });
+    if (found == rows.end()) {
+      rows.push_back({pattern, &r, {number}});
+    } else {
+      found->numbers.push_back(number);
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
 std::string Routing::format() const {
+  constexpr size_t kMostRows = 10;
+  std::vector<Row> rows = rows_of(routes);
+  const size_t left_out = rows.size() > kMostRows ? rows.size() - (kMostRows - 1) : 0;
+  rows.resize(rows.size() - left_out, Row{"", nullptr, {}});
   size_t width = 9, update = 6;
   std::map<Algorithm, int64_t> elements;
-  for (auto& r : routes) {
-    width = std::max(width, r.name.size());
-    update = std::max(update, r.algorithm.name().size());
-    elements[r.algorithm] += numel_of(r.param.global_shape());
+  for (auto& r : routes) elements[r.algorithm] += numel_of(r.param.global_shape());
+  for (auto& row : rows) {
+    width = std::max(width, row.name().size());
+    update = std::max(update, row.first->algorithm.name().size());
   }
   std::string out =
       fmt::format("{:<{}}  {:>14}  {:<{}}  {}\n", "parameter", width, "shape", "update", update, "why");
-  for (auto& r : routes)
-    out += fmt::format("{:<{}}  {:>14}  {:<{}}  {}\n", r.name, width, to_string(r.param.global_shape()),
-                       name_of(r.algorithm), update, r.reason);
+  for (auto& row : rows)
+    out += fmt::format("{:<{}}  {:>14}  {:<{}}  {}\n", row.name(), width,
+                       to_string(row.first->param.global_shape()), name_of(row.first->algorithm), update,
+                       row.first->reason);
+  if (left_out > 0) out += fmt::format("and {} more kinds of parameters\n", left_out);
   for (auto& [other, first] : tied) out += fmt::format("{} = {} (tied)\n", other, first);
   std::string counts;
   for (const Algorithm& a : algorithms_of(routes, {Algorithm::adamw, Algorithm::muon}))

@@ -194,9 +194,9 @@ def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("files", nargs="+", metavar="FILE", help="text or .jsonl, UTF-8; - is standard input")
     p.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or the folder it is in")
-    p.add_argument("--format", default="u16", choices=("u16", "u32", "llmc", "megatron"),
+    p.add_argument("--format", default="llmc", choices=("u16", "u32", "llmc", "megatron"),
                    help="u16, u32: tokens and nothing else; llmc and megatron (.bin with .idx) choose 16 bits where "
-                        "the vocabulary allows it (default: u16)")
+                        "the vocabulary allows it (default: llmc, which --tokens reads without --token-format)")
     p.add_argument("--out", required=True, metavar="FILE", help="what to write; of megatron without .bin and .idx")
     p.add_argument("--append-eos", action="store_true", help="end each document with the end-of-text token")
     p.add_argument("--eos", metavar="TOKEN", help=f"its spelling (default: the first of {' '.join(END_NAMES)})")

@@ -42,9 +42,10 @@ std::string explain(const MatrixPlan& plan, const MatrixWork& work, std::span<co
                             : fmt::format(" ({} replicas, each for itself)", plan.replicas);
   text += fmt::format("; {}\n", work.description());
   for (auto& [mode, count] : modes) text += fmt::format("  {:<7}{:>8} matrices\n", name_of(mode), count);
-  text +=
-      fmt::format("  imbalance {:.3f}, redundancy {:.3f}, {} MiB moved per step, fingerprint {:016x}\n",
-                  plan.imbalance, plan.redundancy, mebibytes(static_cast<double>(bytes)), plan.fingerprint);
+  text += fmt::format(
+      "  imbalance {:.3f} (busiest rank over the least possible), redundancy {:.3f}, {} MiB moved per step, "
+      "fingerprint {:016x}\n",
+      plan.imbalance, plan.redundancy, mebibytes(static_cast<double>(bytes)), plan.fingerprint);
 
   text += fmt::format("{:>6}{:>10}{:>12}{:>12}{:>12}{:>12}\n", "rank", "matrices", "MiB in", "MiB out",
                       "GFLOP", "cost");

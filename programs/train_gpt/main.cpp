@@ -147,13 +147,13 @@ void generate(Trainer& trainer, const TrainConfig& config, Output* out) {
     trainer.generate(prompt, config.sample_bytes());
     return;
   }
-  // Asked for by itself: --quiet does not mean it.
-  print(out->quiet ? "" : "\n" + sample_heading());
-  ShownTokens shown(config, [](const std::string& text) { print(shown_text(text)); });
+  // --quiet: the text alone, as a pipe needs it.
+  if (!out->quiet) print("\n" + sample_heading());
+  ShownTokens shown(config, [out](const std::string& text) { print(out->quiet ? text : shown_text(text)); });
   for (const int32_t token : prompt) shown.add(token);
   trainer.generate(prompt, config.sample_bytes(), [&](int32_t token) { shown.add(token); });
   shown.finish();
-  print("\n");
+  if (!out->quiet) print("\n");
 }
 
 // As it is made, so that a reader need not wait for all of it.
@@ -163,13 +163,13 @@ void sample(Trainer& trainer, const TrainConfig& config, Output* out) {
     trainer.sample(config.start_of_text(), config.sample_bytes());
     return;
   }
-  // Asked for by itself: --quiet does not mean it.
-  std::string head = (out->quiet ? "" : "\n") + sample_heading();
   const std::string prompt = config.start_of_text();
-  for (const char c : prompt) head += shown_byte(c);
-  print(head);
-  trainer.sample(prompt, config.sample_bytes(), [](char c) { print(shown_byte(c)); });
-  print("\n");
+  // --quiet: the text alone, as a pipe needs it.
+  const auto show = [out](char c) { print(out->quiet ? std::string(1, c) : shown_byte(c)); };
+  if (!out->quiet) print("\n" + sample_heading());
+  for (const char c : prompt) show(c);
+  trainer.sample(prompt, config.sample_bytes(), show);
+  if (!out->quiet) print("\n");
 }
 
 // Everything that a rank does with its trainer. @returns as run_rank().

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What the jobs share; they source it. BUILD: where train_gpt lies.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

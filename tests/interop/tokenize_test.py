@@ -57,6 +57,8 @@ def main():
         assert tokens((folder / "u32").read_bytes(), "I") == whole
 
         run(*common, "--format", "llmc", "--out", folder / "llmc")
+        run(*common, "--out", folder / "default")
+        assert (folder / "default").read_bytes() == (folder / "llmc").read_bytes()
         data = (folder / "llmc").read_bytes()
         assert struct.unpack("<3i", data[:12]) == (20240520, 1, len(whole)) and data[12:1024] == bytes(1012)
         assert tokens(data[1024:], "H") == whole
@@ -75,7 +77,7 @@ def main():
         assert struct.unpack(f"<{count + 1}q", index[34 + 12 * count:]) == tuple(range(count + 1))
 
         # Validation takes whole documents, and training has the others.
-        run(*common, "--valid-share", "0.2", "--out", folder / "part.bin")
+        run(*common, "--format", "u16", "--valid-share", "0.2", "--out", folder / "part.bin")
         train, valid = (tokens((folder / f).read_bytes(), "H") for f in ("part.bin", "part-valid.bin"))
         assert len(train) + len(valid) == len(whole) and train[-1] == EOS and valid[-1] == EOS
         assert 0.05 < valid.count(EOS) / count < 0.4
@@ -84,15 +86,15 @@ def main():
         # A long text is encoded in parts, of which nothing shows; so is one whose tokenizer puts a blank first.
         long = "".join(f"some text {i}, ünd mehr\n\n    {i * i}\n" for i in range(60000))
         assert len(long) > 2 << 20
-        run(*tokenizer, "--out", folder / "long", "-", text=long)
+        run(*tokenizer, "--format", "u16", "--out", folder / "long", "-", text=long)
         assert tokens((folder / "long").read_bytes(), "H") == encoded(long)
         # Standard input is a file like others: UTF-8 whatever the locale, with the line breaks that it has.
         foreign = "one\r\ntwo\rthree ä 😀\n"
-        run(*tokenizer, "--out", folder / "foreign", "-", text=foreign,
+        run(*tokenizer, "--format", "u16", "--out", folder / "foreign", "-", text=foreign,
             environment={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"})
         assert tokens((folder / "foreign").read_bytes(), "H") == encoded(foreign)
         prefixing = TOKENIZERS / "sentence_piece.json"
-        run("--tokenizer", prefixing, "--out", folder / "prefixed", folder / "0.txt")
+        run("--tokenizer", prefixing, "--format", "u16", "--out", folder / "prefixed", folder / "0.txt")
         assert tokens((folder / "prefixed").read_bytes(), "H") == \
             Tokenizer.from_file(str(prefixing)).encode(texts[0], add_special_tokens=False).ids
 

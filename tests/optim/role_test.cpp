@@ -291,6 +291,29 @@ TEST(Role, OneWarningSpeaksForAllLayersAndItsRuleSettlesIt) {
   for (auto& r : settled.routes) EXPECT_EQ(r.algorithm == Algorithm::muon, r.name != "blocks.8.kernels");
 }
 
+TEST(RoutingTable, ParametersThatDifferInANumberShareALine) {
+  NamedParameters model;
+  model.add("tok.weight", {256, 64});
+  for (int i = 0; i < 12; ++i) {
+    model.add("blocks." + std::to_string(i) + ".up.weight", {128, 64});
+    model.add("blocks." + std::to_string(i) + ".norm.weight", {64});
+  }
+  model.add("blocks.12.up.weight", {256, 64});
+  const std::string table = route(model).format();
+  EXPECT_THAT(table, HasSubstr("\nblocks.[0-11].up.weight "));
+  EXPECT_THAT(table, HasSubstr("\nblocks.[0-11].norm.weight "));
+  EXPECT_THAT(table, HasSubstr("\nblocks.12.up.weight "));
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 5);
+}
+
+TEST(RoutingTable, HasTenLinesAtMost) {
+  NamedParameters model;
+  for (char c = 'a'; c < 'z'; ++c) model.add(std::string(1, c) + ".weight", {64, 64});
+  const std::string table = route(model).format();
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 11);
+  EXPECT_THAT(table, HasSubstr("\nand 16 more kinds of parameters\n"));
+}
+
 TEST(Role, NothingIsAmbiguousWhereAllGoesToAdamW) {
   NamedParameters model;
   model.add("blocks.0.kernels", {2, 3, 4});

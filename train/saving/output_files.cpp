@@ -31,17 +31,8 @@ void require_folder(const fs::path& folder) {
     throw IoError(fmt::format("{} is not a folder that can be written to", folder.string()));
 }
 
-// `special`: devices and pipes will do, too.
-void require_file(const fs::path& path, bool special) {
-  const Kind kind = kind_of(path);
-  if (kind == Kind::none) return require_folder(folder_of(path));
-  if (kind == Kind::folder || (kind == Kind::other && !special))
-    throw IoError("it exists and is not a regular file");
-  if (::access(path.c_str(), W_OK) != 0) throw IoError("it exists and must not be written to");
-}
-
 // Missing folders are created, below the last one that is there.
-void require_save_folder(const fs::path& path) {
+void require_folders(const fs::path& path) {
   fs::path there = detail::without_slash(path);
   while (kind_of(there) == Kind::none && folder_of(there) != there) there = folder_of(there);
   if (kind_of(there) != Kind::folder)
@@ -49,8 +40,17 @@ void require_save_folder(const fs::path& path) {
   require_folder(there);
 }
 
+// `special`: devices and pipes will do, too.
+void require_file(const fs::path& path, bool special) {
+  const Kind kind = kind_of(path);
+  if (kind == Kind::none) return require_folders(folder_of(path));
+  if (kind == Kind::folder || (kind == Kind::other && !special))
+    throw IoError("it exists and is not a regular file");
+  if (::access(path.c_str(), W_OK) != 0) throw IoError("it exists and must not be written to");
+}
+
 void require_export(const fs::path& path, Existing existing) {
-  require_folder(folder_of(path));
+  require_folders(folder_of(path));
   check_export_path(path, FileSystem::posix(), existing);
 }
 
@@ -68,7 +68,7 @@ void require(const OutputPath& output) {
         throw IoError("it exists and is not a folder; name a new one");
       return require_export(output.path / "", output.existing);
     case OutputPath::Kind::folder:
-      return require_save_folder(output.path);
+      return require_folders(output.path);
   }
 }
 
@@ -85,6 +85,14 @@ void check_outputs(std::span<const OutputPath> outputs) {
     }
   }
   if (!problems.empty()) throw IoError(fmt::format("{}", fmt::join(problems, "; ")));
+  for (const OutputPath& output : outputs) {
+    if (output.path.empty() || output.kind == OutputPath::Kind::folder) continue;
+    std::error_code error;
+    fs::create_directories(folder_of(output.path), error);
+    if (error)
+      throw IoError(fmt::format("cannot create the folder of {} {}: {}", output.flag, output.path.string(),
+                                error.message()));
+  }
 }
 
 bool rank_0_is_here(const EnvironmentLookup& get) {

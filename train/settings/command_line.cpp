@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -21,6 +24,30 @@ struct Option {
 /// "--lr", or "run.txt: lr" when the file gave it: a bad value is never a default.
 std::string source_of(const Field& field, const GivenFlags& given) {
   return given.has(field.name) ? flag_of(field) : fmt::format("{}: {}", given.config_file, field.name);
+}
+
+/// Characters to insert, delete or replace between the two (Levenshtein, 1966).
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, replaced}));
+    }
+  }
+  return row[b.size()];
+}
+
+/// "; did you mean --lr?", where a flag differs by a third of its letters or less.
+std::string suggestion(std::string_view unknown, const std::deque<Option>& options) {
+  const std::string_view flag = unknown.substr(0, unknown.find('='));
+  const auto far = [&](const Option& o) { return distance(flag, flag_of(*o.field)); };
+  const auto nearest = std::min_element(options.begin(), options.end(),
+                                        [&](const Option& a, const Option& b) { return far(a) < far(b); });
+  if (nearest == options.end() || 3 * far(*nearest) > flag.size()) return "";
+  return fmt::format("; did you mean {}?", flag_of(*nearest->field));
 }
 
 }  // namespace
@@ -63,7 +90,9 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
   bool after_unknown_flag = false;
   for (const std::string& extra : app.remaining()) {
     const bool is_flag = extra.starts_with('-');
-    if (is_flag) problems.push_back(fmt::format("{}: unknown flag; --help-all lists all", extra));
+    if (is_flag)
+      problems.push_back(
+          fmt::format("{}: unknown flag{}; --help-all lists all", extra, suggestion(extra, options)));
     if (!is_flag && !after_unknown_flag) problems.push_back(fmt::format("'{}': expected a flag", extra));
     after_unknown_flag = is_flag;
   }

@@ -46,7 +46,13 @@ void read_config_file(const std::string& path, google::protobuf::Message& messag
   Collector collector(path, problems);
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&collector);
-  if (!parser.ParseFromString(text, &message)) return;
+  if (!parser.ParseFromString(text, &message)) {
+    problems.push_back(
+        fmt::format("{}: config files are Protobuf text, not YAML or JSON: a line `name: value` for each "
+                    "option, texts in double quotes",
+                    path));
+    return;
+  }
 
   for (const FieldGroup& group : groups) {
     for (const Field& field : group.fields) {

@@ -82,8 +82,10 @@ std::string plan_text(const Arrangement& a) {
   }
   std::string text = fmt::format("Muon plan: {} matrices", a.matrices.size());
   for (auto& [mode, count] : modes) text += fmt::format(", {} {}", count, name_of(mode));
-  return text + fmt::format("; {} travel per step\n  imbalance {:.3f}, redundancy {:.3f}\n",
-                            bytes_text(static_cast<double>(bytes)), a.plan.imbalance, a.plan.redundancy);
+  return text + fmt::format(
+                    "; {} travel per step\n  imbalance {:.3f} (busiest rank over the least possible), "
+                    "redundancy {:.3f}\n",
+                    bytes_text(static_cast<double>(bytes)), a.plan.imbalance, a.plan.redundancy);
 }
 
 }  // namespace

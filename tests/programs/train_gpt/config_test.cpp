@@ -412,9 +412,12 @@ TEST(Config, MemoryLimitSuffixes) {
 }
 
 TEST(Config, UnknownFlagsAreNamed) {
-  EXPECT_THAT(refusal({"--rank", "3"}), HasSubstr("--rank: unknown flag"));
+  EXPECT_THAT(refusal({"--rank", "3"}), HasSubstr("--rank: unknown flag; did you mean --ranks?"));
+  EXPECT_THAT(refusal({"--learning-rate-of-it=1"}),
+              HasSubstr("--learning-rate-of-it=1: unknown flag; --help-all"));
   EXPECT_THAT(refusal({"-r"}), HasSubstr("-r: unknown flag"));
-  EXPECT_THAT(refusal({"--grad_accum", "3"}), HasSubstr("--grad_accum: unknown flag"));
+  EXPECT_THAT(refusal({"--grad_accum", "3"}),
+              HasSubstr("--grad_accum: unknown flag; did you mean --grad-accum?"));
   EXPECT_THAT(refusal({"--no-such=1", "--other"}), AllOf(HasSubstr("--no-such"), HasSubstr("--other")));
   EXPECT_THAT(refusal({"--steps"}), HasSubstr("--steps"));
   EXPECT_THAT(refusal({"--metrics", "--quiet"}), HasSubstr("--metrics"));

@@ -25,22 +25,25 @@ TEST(Outputs, AreLookedAtByTheirKindAndNothingIsWritten) {
   const OutputPath bad[] = {{"--save", folder.write("file", "") + "/below", Kind::folder},
                             {"--metrics", folder.path(), Kind::stream},
                             {"--picture", "/dev/null", Kind::file},
-                            {"--weights", "/nowhere/w.safetensors", Kind::weights},
+                            {"--weights", folder / "file/w.safetensors", Kind::weights},
                             {"--folder", folder / "file", Kind::weights_folder},
                             {"--full", folder.path(), Kind::weights_folder},
                             {"--none", "", Kind::file}};
   EXPECT_THAT(message_of<IoError>([&] { check_outputs(bad); }),
               AllOf(HasSubstr("--save " + (folder / "file/below") + ": " + (folder / "file") +
                               " exists and is not a folder"),
-                    HasSubstr("--metrics"), HasSubstr("--picture /dev/null"), HasSubstr("--weights /nowhere"),
+                    HasSubstr("--metrics"), HasSubstr("--picture /dev/null"),
+                    HasSubstr("--weights " + (folder / "file/w.safetensors")),
                     HasSubstr("--folder " + (folder / "file") + ": it exists and is not a folder"),
                     HasSubstr("this folder is not empty"), Not(HasSubstr("--none"))));
   const OutputPath good[] = {
       {"--save", folder / "new/run", Kind::folder},       {"--metrics", "/dev/null", Kind::stream},
-      {"--picture", folder / "loss.svg", Kind::file},     {"--weights", folder / "weights/", Kind::weights},
+      {"--picture", folder / "a/loss.svg", Kind::file},   {"--weights", folder / "b/weights/", Kind::weights},
       {"--folder", folder / "out", Kind::weights_folder}, {"--slash", folder / "out/", Kind::weights_folder}};
   check_outputs(good);
   EXPECT_FALSE(std::filesystem::exists(folder / "new"));
+  EXPECT_TRUE(std::filesystem::is_directory(folder / "a")) << "parents are made";
+  EXPECT_TRUE(std::filesystem::is_directory(folder / "b"));
 }
 
 TEST(Outputs, AFolderThatMayNotBeWrittenToIsNamed) {

@@ -91,6 +91,9 @@ TEST(Fields, EveryProblemIsNamedInTheOrderOfTheTable) {
   throw_problems({});
   const std::string wrong = folder.write("d.txtpb", "value: 1\nvolume: 2");
   EXPECT_THAT(parse(s, {"--config", wrong.c_str()}), Contains(HasSubstr(wrong + ":2:")));
+  const std::string yaml = folder.write("e.yaml", "strategy: optim\nlist:\n  - 1\n");
+  EXPECT_THAT(parse(s, {"--config", yaml.c_str()}),
+              Contains(HasSubstr(yaml + ": config files are Protobuf text, not YAML or JSON")));
 }
 
 TEST(Fields, HelpAndRecordFollowTheTable) {
