@@ -118,6 +118,12 @@ CommandLine parse_config(int argc, const char* const* argv) {
   const auto& names = inherited.names;
   const bool balance_inherited = std::find(names.begin(), names.end(), "moe_aux") != names.end();
   take_model(line, inherited.model, is_given("model"), is_given("moe_aux") || balance_inherited, problems);
+  // Weights that were trained before: the rate of a new model would wreck them.
+  constexpr double kFineTuningRate = 2e-5;
+  const TrainConfig& c = line.config;
+  const bool is_inherited = std::find(names.begin(), names.end(), "lr") != names.end();
+  if (!c.model.empty() && !c.from_scratch && c.resume.empty() && !is_given("lr") && !is_inherited)
+    line.config.lr = kFineTuningRate;
   check_rules(line.config, sherd::check_values(fields, given, problems), {given, is_given}, problems);
   if (!problems.empty() && !unread.empty())
     problems.push_back(

@@ -411,6 +411,19 @@ TEST(Config, MemoryLimitSuffixes) {
               HasSubstr(folder / "d: memory_limit \"3X\": must be a number of bytes"));
 }
 
+TEST(Config, WeightsOfAModelHaveAFineTuningRate) {
+  const std::vector<std::string> weights = {"--model", "gpt2-124m", "--tokens", "t", "--init-weights", "w"};
+  const std::vector<std::string> fresh = {"--model", "gpt2-124m", "--tokens", "t", "--from-scratch"};
+  const auto with_rate = [](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--lr", "0.001"});
+    return flags;
+  };
+  EXPECT_EQ(parse({}).lr, 3e-3);
+  EXPECT_EQ(parse(fresh).lr, 3e-3);
+  EXPECT_EQ(parse(weights).lr, 2e-5);
+  EXPECT_EQ(parse(with_rate(weights)).lr, 1e-3);
+}
+
 TEST(Config, UnknownFlagsAreNamed) {
   EXPECT_THAT(refusal({"--rank", "3"}), HasSubstr("--rank: unknown flag; did you mean --ranks?"));
   EXPECT_THAT(refusal({"--learning-rate-of-it=1"}),
