@@ -20,6 +20,7 @@ static_assert(std::endian::native == std::endian::little, "token files are read 
 
 constexpr int64_t kConverted = 16384;  // bytes that are converted at once
 constexpr int64_t kSamples = 256;      // blocks of each file
+constexpr int64_t kWidthSample = 128;  // tokens that tell 16 bits from 32
 
 /// Element i of `bytes` as a number that every type fits.
 int64_t token_at(const char* bytes, TokenType type, int64_t i) {
@@ -112,8 +113,22 @@ void TokenStream::read(int64_t first, int64_t count, int32_t* to, int64_t vocab)
 }
 
 void TokenStream::check_beginnings(int64_t count, int64_t vocab) const {
-  std::vector<int32_t> ignored(static_cast<size_t>(count));
-  for (const TokenFile& file : files_) read_file(file, 0, std::min(count, file.count), ignored.data(), vocab);
+  for (const TokenFile& file : files_) {
+    std::vector<int32_t> tokens(static_cast<size_t>(std::min(std::max(count, kWidthSample), file.count)));
+    read_file(file, 0, std::min(count, file.count), tokens.data(), vocab);
+    if (file.type != TokenType::u16 || file.count < kWidthSample) continue;
+    read_file(file, 0, kWidthSample, tokens.data(), 1 << 16);
+    int64_t even = 0, odd = 0;
+    for (int64_t i = 0; i < kWidthSample; i += 2) {
+      even += tokens[static_cast<size_t>(i)] != 0;
+      odd += tokens[static_cast<size_t>(i) + 1] != 0;
+    }
+    if (odd == 0 && even > 0)
+      throw IoError(
+          fmt::format("every second of the first {} tokens of '{}' (u16) is 0, as in files of 32-bit tokens; "
+                      "give --token-format u32",
+                      kWidthSample, file.bytes->path().string()));
+  }
 }
 
 std::string TokenStream::describe() const {

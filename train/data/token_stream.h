@@ -45,7 +45,7 @@ class TokenStream {
   /// InvalidArgument for a range that is not inside the stream.
   void read(int64_t first, int64_t count, int32_t* to, int64_t vocab) const;
   /// Reads up to `count` tokens from each file's beginning, to find errors of read() early: most files that
-  /// do not fit a vocabulary fail there.
+  /// do not fit a vocabulary fail there. @throws IoError, too, for a file of u16 that looks like one of u32.
   void check_beginnings(int64_t count, int64_t vocab) const;
 
   /// Identifies the data: "11714044 bytes, XXH3 0123456789abcdef" of text, whose bytes are all hashed, and

@@ -350,6 +350,20 @@ TEST(TokenWindows, TokensOutsideTheVocabularyAreNamed) {
               HasSubstr("token 301 at position 10 of 'two.bin'"));
 }
 
+TEST(TokenWindows, AFileOf32BitsReadAs16IsNoticed) {
+  std::vector<uint16_t> tokens(400, 0);
+  const auto open = [&] {
+    const auto stream = test::stream_of("wide", test::memory_tokens("wide.bin", tokens));
+    TokenWindows({{stream, 1}}, nullptr, {.seq = 10, .vocab = 300});
+  };
+  open();  // of zeros alone
+  for (size_t i = 0; i < tokens.size(); i += 2) tokens[i] = 7;
+  EXPECT_THAT(message_of<IoError>(open),
+              AllOf(HasSubstr("'wide.bin' (u16) is 0"), HasSubstr("--token-format u32")));
+  tokens[101] = 1;
+  open();
+}
+
 TEST(TokenWindows, CrossFilesOfAStream) {
   const auto stream = std::make_shared<const TokenStream>(
       "three", std::vector<TokenFile>{test::memory_tokens("a", {0, 1, 2}), test::memory_tokens("b", {}),
