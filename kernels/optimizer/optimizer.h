@@ -59,6 +59,8 @@ struct AdamWArgs {
   const int64_t* skip = nullptr;
 };
 
+Work work_of(const Device& device, const AdamWArgs& a);
+
 struct OptimizerKernels {
   static constexpr const char* kName = "optimizer";
   static const OptimizerKernels* reference();

@@ -149,11 +149,25 @@ void backward(const Layout& l, const AttentionArgs& a, int64_t group, float* scr
   store(l, dqkv + l.qkv(first, 2), dv, l.qkv_stride());
 }
 
+int64_t scratch_bytes(int64_t threads, int64_t count, int64_t floats) {
+  return std::min(threads, count) * floats * 4;
+}
+
+/// Floats of a thread.
+int64_t forward_floats(const Layout& l) { return 4 * l.matrix() + l.block(); }
+int64_t backward_floats(const Layout& l) { return 7 * l.matrix() + 2 * l.block(); }
+
+int64_t attention_scratch(const AttentionArgs& a, int threads) {
+  if (a.seq == 0 || a.head_dim == 0) return 0;
+  const Layout l(a);
+  return a.dqkv.data != nullptr ? scratch_bytes(threads, a.batch * a.kv_heads, backward_floats(l))
+                                : scratch_bytes(threads, a.batch * a.heads, forward_floats(l));
+}
+
 /// Runs work(i, scratch) for every i below `count`, each thread with `floats` floats of its own.
 template <class F>
 void for_each(ExecutionContext& ctx, int64_t count, int64_t floats, F&& work) {
-  const int64_t threads = std::min<int64_t>(ctx.threads, count);
-  float* scratch = static_cast<float*>(ctx.scratch(threads * floats * 4));
+  float* scratch = static_cast<float*>(ctx.scratch(scratch_bytes(ctx.threads, count, floats)));
   parallel_for(ctx, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) work(i, scratch + omp_get_thread_num() * floats);
   });
@@ -165,7 +179,7 @@ void attention_forward(ExecutionContext& ctx, const AttentionArgs& a) {
   const int64_t count = a.batch * a.heads;
   std::vector<float> largest(static_cast<size_t>(a.max_logits != nullptr ? count : 0));
   with_activation(a.qkv.dtype, [&](auto type) {
-    for_each(ctx, count, 4 * l.matrix() + l.block(), [&](int64_t bh, float* scratch) {
+    for_each(ctx, count, forward_floats(l), [&](int64_t bh, float* scratch) {
       const float score = forward<decltype(type)>(l, a, bh, scratch);
       if (!largest.empty()) largest[static_cast<size_t>(bh)] = score;
     });
@@ -180,7 +194,7 @@ void attention_backward(ExecutionContext& ctx, const AttentionArgs& a) {
   if (a.seq == 0 || a.head_dim == 0) return;
   const Layout l(a);
   with_activation(a.qkv.dtype, [&](auto type) {
-    for_each(ctx, a.batch * a.kv_heads, 7 * l.matrix() + 2 * l.block(),
+    for_each(ctx, a.batch * a.kv_heads, backward_floats(l),
              [&](int64_t group, float* scratch) { backward<decltype(type)>(l, a, group, scratch); });
   });
 }
@@ -195,6 +209,7 @@ const AttentionKernels* AttentionKernels::cpu() {
       .attention_forward = cpu::attention_forward,
       .attention_backward = cpu::attention_backward,
       .cached_attention = cpu::cached_attention,
+      .scratch = cpu::attention_scratch,
   };
   return &table;
 }
