@@ -36,9 +36,9 @@ GemmArgs gemm_args(Check& check, const Tensor& c, const Tensor& a, bool trans_a,
   g.lda = std::max<int64_t>(1, a.size(1));
   g.ldb = std::max<int64_t>(1, b.size(1));
   g.ldc = std::max<int64_t>(1, g.n);
-  check.that(b.size(trans_b ? 1 : 0) == g.k,
-             fmt::format("op(A) op(B) do not fit: A {}{}, B {}{}", to_string(a.shape()), trans_a ? "^T" : "",
-                         to_string(b.shape()), trans_b ? "^T" : ""));
+  if (b.size(trans_b ? 1 : 0) != g.k)  // a text for each product would cost as much as a small one
+    check.that(false, fmt::format("op(A) op(B) do not fit: A {}{}, B {}{}", to_string(a.shape()),
+                                  trans_a ? "^T" : "", to_string(b.shape()), trans_b ? "^T" : ""));
   check.shape("C", c, {g.m, g.n});
   return g;
 }

@@ -9,8 +9,8 @@
 namespace train_gpt {
 namespace {
 
-/// Steps before the one that is counted: the first finds the order of units, the second gathers ahead by it.
-constexpr int kStepsBefore = 2;
+/// Steps before the one that is counted: the first finds the order of units, by which the next ones gather ahead.
+constexpr int kStepsBefore = 1;
 
 /// Tokens that are all 0.
 class Zeros final : public sherd::FileBytes {
@@ -52,10 +52,12 @@ Forecast forecast(const TrainConfig& run, int rank, const ForecastOptions& optio
   sherd::DryRank dry(rank, static_cast<int>(config.ranks), options.device);
   Trainer trainer(dry.context(), config, windows_of_zeros(config), options.build);
   for (int i = 0; i < kStepsBefore; ++i) (void)trainer.issue_step();
+  const int64_t before = dry.context().device->allocator().peak_bytes();
   dry.begin_step();
   const PendingStep step = trainer.issue_step();
   Forecast f{.rank = dry.forecast(options.ranks_per_host),
              .comm = step.result.comm,
+             .run_peak_bytes = std::max(before, dry.context().device->allocator().peak_bytes()),
              .parameters = trainer.parameters(),
              .active_parameters = trainer.active_parameters(),
              .flops_per_token = trainer.flops_per_token()};

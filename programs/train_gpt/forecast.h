@@ -14,7 +14,8 @@ namespace train_gpt {
 
 struct Forecast {
   sherd::RankForecast rank;
-  sherd::CommCounts comm;  // as StepResult::comm of a step without an evaluation before it
+  sherd::CommCounts comm;      // as StepResult::comm of a step without an evaluation before it
+  int64_t run_peak_bytes = 0;  // as Allocator::peak_bytes() of the whole run
   int64_t parameters = 0, active_parameters = 0;  // of the whole model
   double flops_per_token = 0;
   /// Cost of Newton-Schulz by rank of Muon's first team; empty without Muon.

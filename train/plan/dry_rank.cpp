@@ -52,7 +52,7 @@ RankForecast DryRank::forecast(int ranks_per_host) const {
   f.record = device_->record();
   f.collectives = collectives_of(f.record, ranks_per_host);
   for (const DryEntry& e : f.record.entries)
-    if (orthogonalizes(e)) f.newton_schulz_flops += e.work.flops;
+    if (orthogonalizes(e)) f.newton_schulz_flops += static_cast<double>(e.work.times) * e.work.flops;
   return f;
 }
 

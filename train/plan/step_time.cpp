@@ -62,12 +62,13 @@ class Player {
   }
 
   void exchange(const DryEntry& e, const DryExchange& x) {
-    const double seconds = seconds_of(x, hardware_);
-    double& link =
-        free_[ranks_on_a_host(*x.ranks, hardware_.ranks_per_host) < static_cast<int>(x.ranks->size())];
+    const auto ranks = static_cast<int>(x.ranks->size());
+    const auto [known, fresh] = here_.try_emplace(x.ranks.get());
+    if (fresh) known->second = ranks_on_a_host(*x.ranks, hardware_.ranks_per_host);
+    double& link = free_[known->second < ranks];
     const double begin = std::max({at(e), host_, link});
-    at(e) = link = begin + seconds;
-    note(e, x.purpose.empty() ? x.op : x.op + " for " + x.purpose, begin);
+    at(e) = link = begin + seconds_of(static_cast<double>(x.bytes), ranks, known->second, hardware_);
+    note(e, x.op, begin);
   }
 
   void note(const DryEntry& e, const std::string& what, double begin) {
@@ -81,6 +82,7 @@ class Player {
   std::vector<TraceRecord>* records_;
   std::vector<double> at_;  // by stream: the end of its last operation
   std::map<int64_t, double> events_;
+  std::map<const std::vector<int>*, int> here_;  // by group: the most of its ranks on a host
   double free_[2] = {0, 0};  // from when the links inside a host and between hosts are free
   double host_ = 0;          // from when the host issues
   double busy_ = 0, update_ = -1;
@@ -93,14 +95,11 @@ double seconds_of(const Work& work, const HardwareProfile& hardware) {
   if (work.flops > 0)
     seconds = std::max(seconds, work.flops / rate_at(hardware.products(work.dtype), work.flops) /
                                     hardware.compute_efficiency);
-  return std::max(seconds, hardware.operation_s);
+  return static_cast<double>(work.times) * std::max(seconds, hardware.operation_s);
 }
 
-double seconds_of(const DryExchange& exchange, const HardwareProfile& hardware) {
-  const auto ranks = static_cast<int>(exchange.ranks->size());
+double seconds_of(double bytes, int ranks, int here, const HardwareProfile& hardware) {
   if (ranks == 1) return hardware.operation_s;
-  const auto bytes = static_cast<double>(exchange.bytes);
-  const int here = ranks_on_a_host(*exchange.ranks, hardware.ranks_per_host);
   double latency = hardware.host.latency_s, rate = rate_at(hardware.host.bytes_per_s, bytes);
   if (here < ranks) {
     latency = hardware.network.latency_s;

@@ -19,8 +19,9 @@ struct StepTime {
 
 /// Returns the seconds of an operation: the larger of those of its FLOPs and of its bytes.
 double seconds_of(const Work& work, const HardwareProfile& hardware);
-/// Returns the seconds of a collective that nothing disturbs.
-double seconds_of(const DryExchange& exchange, const HardwareProfile& hardware);
+/// Returns the seconds of a collective that nothing disturbs. @param bytes that a rank receives
+/// @param here largest number of the group's ranks on one host
+double seconds_of(double bytes, int ranks, int here, const HardwareProfile& hardware);
 
 /// Plays the record: streams run beside each other and wait for events, the collectives of one link follow each
 /// other, and the host waits where it synchronizes.

@@ -53,6 +53,7 @@ class DryStream final : public Stream {
 
   void submit(const char* what, std::function<void(ExecutionContext&)>) override;
   void expect(const Work& work) override { expected_ = work; }
+  void repeat(int64_t times) override { times_ = times; }
   Event record() override;
   void wait(const Event& event) override;
   void synchronize() override;
@@ -70,6 +71,7 @@ class DryStream final : public Stream {
   const std::string name_;
   const int index_;
   Work expected_;
+  int64_t times_ = 1;
   void* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
 };
@@ -138,7 +140,8 @@ DryStream::~DryStream() {
 Device& DryStream::device() const { return device_; }
 
 void DryStream::submit(const char* what, std::function<void(ExecutionContext&)>) {
-  const Work work = std::exchange(expected_, {});
+  Work work = std::exchange(expected_, {});
+  work.times = times_;
   if (work.scratch > scratch_bytes_) grow_scratch(work.scratch);
   device_.add({.stream = index_, .what = what, .work = work});
 }
