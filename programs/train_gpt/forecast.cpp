@@ -27,16 +27,6 @@ class Zeros final : public sherd::FileBytes {
   const int64_t size_;
 };
 
-std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& c) {
-  const int64_t count = c.seq + 1;
-  const sherd::TokenFile file{
-      .bytes = std::make_shared<Zeros>(count), .begin = 0, .count = count, .type = sherd::TokenType::u8};
-  std::vector<sherd::SharedTokens> data;
-  data.push_back({std::make_shared<const sherd::TokenStream>("zeros", std::vector{file})});
-  return std::make_shared<const sherd::TokenWindows>(
-      std::move(data), nullptr, sherd::TokenWindowsOptions{.seq = c.seq, .vocab = vocabulary(c)});
-}
-
 /// Without what a forecast neither reads nor writes.
 TrainConfig without_files(TrainConfig c) {
   for (std::string* const path : {&c.resume, &c.init_weights, &c.save}) path->clear();
@@ -46,6 +36,16 @@ TrainConfig without_files(TrainConfig c) {
 }
 
 }  // namespace
+
+std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& c) {
+  const int64_t count = c.seq + 1;
+  const sherd::TokenFile file{
+      .bytes = std::make_shared<Zeros>(count), .begin = 0, .count = count, .type = sherd::TokenType::u8};
+  std::vector<sherd::SharedTokens> data;
+  data.push_back({std::make_shared<const sherd::TokenStream>("zeros", std::vector{file})});
+  return std::make_shared<const sherd::TokenWindows>(
+      std::move(data), nullptr, sherd::TokenWindowsOptions{.seq = c.seq, .vocab = vocabulary(c)});
+}
 
 Forecast forecast(const TrainConfig& run, int rank, const ForecastOptions& options) {
   const TrainConfig config = without_files(run);

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <sherd/comm/communicator.h>
+#include <sherd/train/data/token_windows.h>
 #include <sherd/train/plan/dry_rank.h>
 
 #include "config.h"
@@ -28,6 +30,9 @@ struct ForecastOptions {
   sherd::DryDeviceOptions device = {};
   ModelBuilder build = build_model;
 };
+
+/// Returns windows of one sequence of tokens that are all 0, for steps whose data does not matter.
+std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& config);
 
 /// Runs the trainer of one rank on a dry device, without data, weights or other ranks. Experts get equal shares of
 /// the rows.

@@ -102,6 +102,18 @@ class Members {
     }
     return all;
   }
+  OperationFactors factors(const char* key) {
+    const ordered_json& object = at(key);
+    if (!object.is_object())
+      refuse(fmt::format("\"{}\" is {}; write {{operation: factor}}", key, object.dump()));
+    OperationFactors all;
+    for (const auto& [name, value] : object.items()) {
+      if (!value.is_number() || !(value > 0))
+        refuse(fmt::format("\"{}\": \"{}\" is {}; write a number greater than 0", key, name, value.dump()));
+      all[name] = value;
+    }
+    return all;
+  }
   const ordered_json& at(const char* key) {
     known_.push_back(key);
     const auto it = object_.find(key);
@@ -192,6 +204,8 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& source)
   p.products_32 = m.rates("products_32");
   p.host = read_link(m.at("host"), source + ": \"host\"");
   p.network = read_link(m.at("network"), source + ": \"network\"");
+  p.factors_16 = m.factors("factors_16");
+  p.factors_32 = m.factors("factors_32");
   p.compute_efficiency = m.number("compute_efficiency");
   p.communication_efficiency = m.number("communication_efficiency");
   m.require_no_others();
@@ -209,6 +223,8 @@ std::string to_text(const HardwareProfile& p) {
                                {"products_32", rows_of(p.products_32)},
                                {"host", json_of(p.host)},
                                {"network", json_of(p.network)},
+                               {"factors_16", p.factors_16},
+                               {"factors_32", p.factors_32},
                                {"compute_efficiency", p.compute_efficiency},
                                {"communication_efficiency", p.communication_efficiency}};
   return object.dump(2) + "\n";

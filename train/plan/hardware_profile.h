@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,8 @@ struct SizedRate {
 /// Returns the rate at a size, interpolated between logarithms; beyond the ends that of the end.
 /// @pre `rates` ascend by size and are not empty.
 double rate_at(const std::vector<SizedRate>& rates, double size);
+
+using OperationFactors = std::map<std::string, double, std::less<>>;
 
 /// Link of collectives.
 struct LinkProfile {
@@ -38,6 +41,9 @@ struct HardwareProfile {
   LinkProfile host = {};  // between ranks of one host
   /// Between hosts, of one rank's adapter; ranks of a host in one group add theirs, up to `host`.
   LinkProfile network = {};
+  /// Times of operations beside those by the rates above, by their names in traces, in steps that compute in 16 or in
+  /// 32 bits; 1 where an operation is missing.
+  OperationFactors factors_16 = {}, factors_32 = {};
   /// Parts of the rates above that a training step reaches.
   double compute_efficiency = 1, communication_efficiency = 1;
 

@@ -16,11 +16,21 @@ int ranks_on_a_host(const std::vector<int>& ranks, int ranks_per_host) {
   return most;
 }
 
+bool computes_in_16_bits(const DryRecord& record) {
+  return std::ranges::any_of(record.entries, [](const DryEntry& e) {
+    return std::string_view(e.what).starts_with("gemm") && size_of(e.work.dtype) == 2;
+  });
+}
+
 /// Playing state. Times are seconds from the step's start.
 class Player {
  public:
   Player(const DryRecord& record, const HardwareProfile& hardware, std::vector<TraceRecord>* records)
-      : record_(record), hardware_(hardware), records_(records), at_(record.streams.size()) {}
+      : record_(record),
+        hardware_(hardware),
+        factors_(computes_in_16_bits(record) ? hardware.factors_16 : hardware.factors_32),
+        records_(records),
+        at_(record.streams.size()) {}
 
   StepTime play() {
     for (const DryEntry& e : record_.entries) take(e);
@@ -55,7 +65,7 @@ class Player {
   void operate(const DryEntry& e) {
     const bool computes = e.stream == 0;  // the stream that a device makes first
     if (computes && std::string_view(e.what) == "update begins") update_ = at(e);
-    const double begin = std::max(at(e), host_), seconds = seconds_of(e.work, hardware_);
+    const double begin = std::max(at(e), host_), seconds = seconds_of(e.work, hardware_) * factor_of(e.what);
     at(e) = begin + seconds;
     if (computes && update_ < 0) busy_ += seconds;
     note(e, e.what, begin);
@@ -71,6 +81,11 @@ class Player {
     note(e, x.op, begin);
   }
 
+  double factor_of(std::string_view what) const {
+    const auto at = factors_.find(what);
+    return at == factors_.end() ? 1 : at->second;
+  }
+
   void note(const DryEntry& e, const std::string& what, double begin) {
     if (records_ != nullptr)
       records_->push_back(
@@ -79,6 +94,7 @@ class Player {
 
   const DryRecord& record_;
   const HardwareProfile& hardware_;
+  const OperationFactors& factors_;
   std::vector<TraceRecord>* records_;
   std::vector<double> at_;  // by stream: the end of its last operation
   std::map<int64_t, double> events_;

@@ -45,6 +45,14 @@ std::set<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks w
   return ranks;
 }
 
+/// Bytes that a stage keeps of a microbatch between its forward and its backward: with recomputation the blocks' inputs.
+int64_t kept_activations(const PlanRequest& r, const RankForecast& rank) {
+  if (r.config.recompute != "blocks") return rank.by_class.at("activation");
+  const int64_t rows = r.config.batch / (r.config.data_ranks() * r.config.grad_accum) * r.config.seq;
+  return middle_stage(*r.shape, r.pipeline).layers * rows * r.shape->dim *
+         size_of(train_gpt::dtype_named(r.config.precision));
+}
+
 /// A pipeline's stages work on microbatches one behind the other (1F1B; Narayanan et al., 2021): the first ones
 /// and the last ones wait, and a stage keeps the activations of as many microbatches as there are stages.
 void add_pipeline(const PlanRequest& r, RankForecast& rank, StepTime& time) {
@@ -54,9 +62,9 @@ void add_pipeline(const PlanRequest& r, RankForecast& rank, StepTime& time) {
   time.exposed_communication += wait;
   time.total += wait;
   const int64_t others = std::min<int64_t>(r.pipeline, r.config.grad_accum) - 1;
-  int64_t& activations = rank.by_class["activation"];
-  rank.peak_bytes += others * activations;
-  activations += others * activations;
+  const int64_t kept = others * kept_activations(r, rank);
+  rank.peak_bytes += kept;
+  rank.by_class["activation"] += kept;
 }
 
 }  // namespace

@@ -8,10 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/train/plan/measure_hardware.h>
 
 #include "arguments.h"
-#include "launch_flags.h"
+#include "measure.h"
 #include "plan_compare.h"
 #include "plan_report.h"
 #include "plan_sweep.h"
@@ -26,14 +25,6 @@ void write_text(const std::string& path, const std::string& text) {
   file << text;
   file.close();
   if (!file) throw IoError(fmt::format("cannot write '{}'; check the path and the disk", path));
-}
-
-void measure_to_file(const train_gpt::TrainConfig& config, const std::string& path) {
-  const LaunchOptions options = train_gpt::launch_options(config);
-  launch(static_cast<int>(config.ranks), options, [&](RankContext& rank) {
-    const HardwareProfile measured = measure_hardware(rank);
-    if (rank.world->rank() == 0) write_text(path, to_text(measured));
-  });
 }
 
 constexpr const char* kPlanHelp =
@@ -98,7 +89,7 @@ int PlanCommand::run(std::ostream& out, std::ostream& err) {
     return kUsage;
   }
   if (!measure.empty()) {
-    measure_to_file(request.config, measure);
+    write_text(measure, to_text(measure_machine(request.config)));
     return 0;
   }
   if (!trace.empty()) write_text(trace, predicted_trace(request));

@@ -119,9 +119,10 @@ std::string draw_sweep(const PlanRequest& r, const std::vector<SweepPoint>& poin
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"600\" viewBox=\"0 0 {0} 600\" "
       "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
       kWidth);
-  text +=
-      fmt::format("<text x=\"{}\" y=\"28\" font-size=\"15\">predicted, {} on {}: {}, {} over ranks</text>\n",
-                  kLeft, r.config.optimizer, r.hardware.name, r.config.strategy, r.config.layout);
+  text += fmt::format(
+      "<text x=\"{}\" y=\"28\" font-size=\"15\">predicted over the number of ranks: {} on {}, {}, "
+      "{}</text>\n",
+      kLeft, r.config.optimizer, r.hardware.name, r.config.strategy, r.config.layout);
   text +=
       draw(memory, points, static_cast<double>(r.hardware.memory_bytes) / (1 << 30)) + draw(time, points, 0);
   return text + "</svg>\n";

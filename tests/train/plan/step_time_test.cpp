@@ -88,6 +88,26 @@ TEST(HardwareProfiles, FilesGiveWhatWasWritten) {
   }
 }
 
+TEST(HardwareProfiles, FilesKeepFactorsOfOperations) {
+  HardwareProfile p = hardware_profile("cpu");
+  p.factors_16 = {{"gemm_gelu", 1.5}};
+  p.factors_32 = {{"adamw", 0.5}};
+  EXPECT_EQ(parse_hardware(to_text(p), "file").factors_16, p.factors_16);
+  EXPECT_EQ(parse_hardware(to_text(p), "file").factors_32, p.factors_32);
+}
+
+TEST(StepTime, OperationsTakeTheirFactors) {
+  DryRecord r;
+  r.streams = {"compute"};
+  r.entries = {product(0, 1), product(0, 1, "attention_forward")};
+  HardwareProfile h = simple();
+  h.factors_32 = {{"attention_forward", 2}};
+  h.factors_16 = {{"attention_forward", 5}};
+  EXPECT_THAT(play(r, h).total, DoubleNear(3, 1e-9));
+  r.entries[0].work.dtype = DType::bf16;
+  EXPECT_THAT(play(r, h).total, DoubleNear(6, 1e-9));
+}
+
 TEST(HardwareProfiles, RefuseMissingAndUnknownKeys) {
   const auto refusal = [](const std::string& from, const std::string& to) {
     std::string text = to_text(hardware_profile("h100"));
