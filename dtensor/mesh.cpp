@@ -42,12 +42,18 @@ struct DeviceMesh::Impl {
 
   /// The ranks that agree with this one on all dimensions but `along`, ordered by those, the first outermost.
   std::shared_ptr<Communicator> split(const std::vector<size_t>& along) const {
-    int key = 0, color = 0;
-    for (size_t i : along) key = key * dims[i].size + coordinates[i];
-    for (size_t i = 0; i < dims.size(); ++i)
-      if (std::find(along.begin(), along.end(), i) == along.end())
-        color = color * dims[i].size + coordinates[i];
-    return world->split(color, key);
+    std::vector<int> strides(dims.size(), 1);
+    for (size_t i = dims.size(); i-- > 1;) strides[i - 1] = strides[i] * dims[i].size;
+    int first = world->rank();
+    for (size_t i : along) first -= coordinates[i] * strides[i];
+    std::vector<int> ranks = {first};
+    for (size_t i : along) {
+      std::vector<int> more;
+      for (const int rank : ranks)
+        for (int k = 0; k < dims[i].size; ++k) more.push_back(rank + k * strides[i]);
+      ranks = std::move(more);
+    }
+    return world->subgroup(ranks);
   }
 };
 

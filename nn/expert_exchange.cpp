@@ -22,6 +22,7 @@ Tensor permuted(Stream& s, const Tensor& rows, const Tensor& order) {
 }
 
 Tensor to_host(Stream& s, const Tensor& on_device) {
+  if (s.device().dry()) return on_device;  // the host has predicted them
   Tensor host = Tensor::host(on_device.device(), on_device.shape(), on_device.dtype(), detail::kActivations);
   ops::copy(s, host, on_device);
   return host;
@@ -45,7 +46,7 @@ ExpertExchange::ExpertExchange(std::shared_ptr<Communicator> ranks, const Tensor
     const std::vector<int64_t> each(static_cast<size_t>(parts), static_cast<int64_t>(local));
     const Tensor arriving = like(counts);
     ranks_->all_to_all_v(s, arriving.unowned_view(), each, counts.unowned_view(), each);
-    coming = to_host(s, arriving);
+    if (!s.device().dry()) coming = to_host(s, arriving);  // else as many come as go
   }
   s.synchronize();
   const int32_t *go = going.data<int32_t>(), *come = coming.data<int32_t>();

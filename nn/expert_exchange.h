@@ -17,7 +17,7 @@ namespace sherd::nn {
 class ExpertExchange {
  public:
   /// Sends every rank its counts. The host waits for the compute stream, since only the device knows the
-  /// sizes of later messages.
+  /// sizes of later messages. On a dry device every rank sends as many rows as this one.
   /// @param ranks the group; null: this rank alone, which has all experts. Nothing is sent then.
   /// @param counts i32 [experts]: this rank's rows for each expert (Routes::counts).
   /// @throws InvalidArgument when the experts cannot be distributed evenly.

@@ -40,13 +40,26 @@ void check(const Tensor& x, const Offsets& offsets, const Parameter& w, const Pa
                     fmt::join(offsets, ", "), s[0], x.size(0), s[0] + 1, x.size(0)));
 }
 
+// Returns the groups after e, itself included, with as many rows, which a dry device counts together; elsewhere 1.
+size_t alike(Stream& s, const Offsets& offsets, size_t e) {
+  if (!s.device().dry()) return 1;
+  const int64_t rows = offsets[e + 1] - offsets[e];
+  size_t count = 1;
+  while (e + count + 1 < offsets.size() && offsets[e + count + 1] - offsets[e + count] == rows) ++count;
+  return count;
+}
+
 // f(e, first row, end) for every group that has rows, `empty`(e) for the others.
 template <class F, class Empty>
-void for_groups(const Offsets& offsets, F f, Empty empty) {
-  for (size_t e = 0; e + 1 < offsets.size(); ++e) {
+void for_groups(Stream& s, const Offsets& offsets, F f, Empty empty) {
+  for (size_t e = 0; e + 1 < offsets.size();) {
     const auto group = static_cast<int64_t>(e);
+    const size_t count = alike(s, offsets, e);
+    s.repeat(static_cast<int64_t>(count));
     offsets[e] == offsets[e + 1] ? empty(group) : f(group, offsets[e], offsets[e + 1]);
+    e += count;
   }
+  s.repeat(1);
 }
 
 }  // namespace
@@ -58,7 +71,7 @@ Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Para
   const auto forward = [&](Stream& s) {
     Tensor y = like(in, out);
     for_groups(
-        offsets,
+        s, offsets,
         [&](int64_t e, int64_t begin, int64_t end) {
           const Tensor to = y.rows(begin, end), from = in.rows(begin, end), matrix = at(w.data(), e);
           if (bias.defined()) {
@@ -81,7 +94,7 @@ Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Para
         const GradTarget dw = w.trainable() ? w.grad_for_overwrite() : GradTarget{};
         const Tensor dbias = bias.defined() && bias.trainable() ? bias.grad() : Tensor();
         for_groups(
-            offsets,
+            s, offsets,
             [&](int64_t e, int64_t begin, int64_t end) {
               const Tensor d = dy.rows(begin, end);
               if (dw.grad.defined())

@@ -21,6 +21,13 @@ Tensor integers(const Tensor& beside, Shape shape) {
   return Tensor::empty(beside.device(), std::move(shape), DType::i32, detail::kActivations);
 }
 
+/// Writes equal shares of `rows` to a dry device's memory, which the host reads.
+void spread_evenly(const Tensor& counts, int64_t rows) {
+  const int64_t experts = counts.numel();
+  for (int64_t e = 0; e < experts; ++e)
+    counts.data<int32_t>()[e] = static_cast<int32_t>(rows / experts + (e < rows % experts ? 1 : 0));
+}
+
 /// Whether the choices of this forward count. Without a place in which a second run finds them, in that run alone.
 bool balances(const Var& x, const LoadBalancing& b) {
   return b.weight != 0 && x.tape() != nullptr && (b.loads ? x.tape()->training() : x.tape()->recording());
@@ -95,6 +102,7 @@ Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing, std:
         Tensor gates = like_f32(logits, {rows, k});
         ops::route_top_k(s, r.indices, gates, logits, normalised);
         ops::sort_by_expert(s, r.order, r.position, r.counts, r.indices);
+        if (s.device().dry()) spread_evenly(r.counts, rows * k);
         if (counts) {
           const auto at = static_cast<int64_t>(layer) * experts;
           const Tensor everywhere = loads->counts_.flat(at, at + experts);

@@ -42,7 +42,8 @@ struct Routes {
   Tensor indices;  // i32 [n, k], best first
   /// i32 [n * k]: the stable order of the choices (row * k + slot) by their expert, and its inverse.
   Tensor order, position;
-  Tensor counts;  // i32 [experts]: choices of this rank's rows that fell on each
+  Tensor
+      counts;  // i32 [experts]: choices of this rank's rows that fell on each; on a dry device equal shares
 };
 
 /// The choices of all mixtures of one forward of a model, which its balancing loss counts together. A model makes one in

@@ -21,7 +21,7 @@ for i in "${!order[@]}"; do
 done
 
 # The folders of comm/ likewise; its backends do not include each other.
-inner=(core bootstrap watch backend local mpi nccl)
+inner=(core bootstrap watch backend local mpi nccl dry)
 for i in "${!inner[@]}"; do
   for j in "${!inner[@]}"; do
     ((j > i || (j < i && j > 3))) || continue

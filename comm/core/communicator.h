@@ -1,6 +1,7 @@
 // Collectives among the ranks of a group.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -107,6 +108,12 @@ class Communicator {
   /// Splits: ranks with equal color (>= 0) form a group ordered by (key, rank). Host-blocking; every rank
   /// calls. The new communicator shares counters with its parent: counts() covers both.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
+  /// Splits into groups that every rank knows: returns that of `ranks`, in this order, of which this rank is one.
+  /// Every rank calls with its own group, and the groups do not overlap. Host-blocking.
+  virtual std::shared_ptr<Communicator> subgroup(std::span<const int> ranks) {
+    const auto mine = std::ranges::find(ranks, rank());
+    return split(*std::ranges::min_element(ranks), static_cast<int>(mine - ranks.begin()));
+  }
   /// Returns a second communicator over the same ranks, for collectives that overlap. Host-blocking.
   std::shared_ptr<Communicator> clone() { return split(0, rank()); }
 

@@ -194,10 +194,14 @@ void* Allocator::allocate_from(std::shared_ptr<MemorySource> source, int64_t byt
   return block.data;
 }
 
+void Allocator::note_peak() noexcept {
+  peak_.store(live_, std::memory_order_relaxed);
+  for (ClassBytes& c : classes_) c.at_peak = c.live;
+}
+
 void Allocator::count(const Block& block, int64_t size, MemoryClass kind, std::string_view name) {
   live_ += size;
   recent_peak(live_);
-  peak_.store(std::max(peak_bytes(), live_), std::memory_order_relaxed);
   auto it = names_.find(name);
   if (it == names_.end()) it = names_.emplace(std::string(name), Named{}).first;
   Entry& e = it->second[kind];
@@ -207,6 +211,7 @@ void Allocator::count(const Block& block, int64_t size, MemoryClass kind, std::s
   ClassBytes& c = classes_[static_cast<size_t>(kind)];
   c.live += size;
   c.peak = std::max(c.peak, c.live);
+  if (live_ > peak_bytes()) note_peak();
   used_.emplace(block.data, Used{block.bytes, size, kind, &e});
 }
 
@@ -258,9 +263,14 @@ int64_t Allocator::peak_bytes(MemoryClass kind) const {
   return classes_[static_cast<size_t>(kind)].peak;
 }
 
+int64_t Allocator::bytes_at_peak(MemoryClass kind) const {
+  std::lock_guard lock(mutex_);
+  return classes_[static_cast<size_t>(kind)].at_peak;
+}
+
 void Allocator::reset_peak() {
   std::lock_guard lock(mutex_);
-  peak_.store(live_, std::memory_order_relaxed);
+  note_peak();
   peak_held_.store(held_bytes(), std::memory_order_relaxed);
   for (ClassBytes& c : classes_) c.peak = c.live;
   for (auto& [name, kinds] : names_)

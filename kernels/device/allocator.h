@@ -98,6 +98,8 @@ class Allocator {
   /// reset_peak(). Peaks of several classes need not have been at one time.
   int64_t live_bytes(MemoryClass kind) const;
   int64_t peak_bytes(MemoryClass kind) const;
+  /// Live bytes of a class at the time of peak_bytes().
+  int64_t bytes_at_peak(MemoryClass kind) const;
   int64_t limit_bytes() const { return limit_; }
   /// Bytes received from the source and not returned, and their largest value since construction or the last
   /// reset_peak(). Take no lock.
@@ -167,8 +169,9 @@ class Allocator {
   using Named = std::map<MemoryClass, Entry>;
   std::map<std::string, Named, std::less<>> names_;
   struct ClassBytes {
-    int64_t live = 0, peak = 0;
+    int64_t live = 0, peak = 0, at_peak = 0;
   };
+  void note_peak() noexcept;
   std::array<ClassBytes, kMemoryClasses.size()> classes_{};
   struct Used {
     int64_t block_bytes;  // of the whole block

@@ -75,6 +75,11 @@ class Device {
   virtual int ordinal() const { return 0; }
   /// Returns whether kernels of this device can read the other's memory.
   virtual bool reaches(const Device& other) const { return kind() == other.kind(); }
+  /// Returns whether operations are counted and dropped: memory is never written, and sizes that only the data
+  /// tells are predicted by the caller (kernels/device/dry/).
+  virtual bool dry() const { return false; }
+  /// Returns the threads that one kernel may use (CPU).
+  virtual int threads() const { return 1; }
   virtual Allocator& allocator() = 0;
   /// Returns host memory that the device copies from and to at full speed (CUDA: pinned); on a CPU,
   /// allocator().

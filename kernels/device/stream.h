@@ -8,6 +8,8 @@
 #include <memory>
 #include <string>
 
+#include <sherd/kernels/device/dtype.h>
+
 namespace sherd {
 
 class Device;
@@ -109,6 +111,15 @@ class [[nodiscard]] Event {
   std::shared_ptr<State> state_;
 };
 
+/// Work of one operation, for devices that predict instead of computing (kernels/device/dry/).
+struct Work {
+  double flops = 0;
+  int64_t bytes = 0;         // read and written
+  int64_t scratch = 0;       // ExecutionContext::scratch that the device's kernel requests
+  DType dtype = DType::f32;  // of the factors of products
+  int64_t times = 1;         // Stream::repeat()
+};
+
 /// Failure of a stream. Streams that wait for a failed one share its failure.
 struct StreamFailure {
   explicit StreamFailure(std::exception_ptr c) : cause(std::move(c)) {}
@@ -145,6 +156,10 @@ class Stream {
   /// Queues `work`; `what` is a static string that names it in traces and messages. Operations must not queue
   /// on other streams: a worker would wait for room that others need it for.
   virtual void submit(const char* what, std::function<void(ExecutionContext&)> work) = 0;
+  /// For dry devices (Device::dry()): announces the work of the operation that is submitted next, and that each
+  /// operation from now on stands for so many of its size.
+  virtual void expect(const Work&) {}
+  virtual void repeat(int64_t) {}
   virtual Event record() = 0;
   /// Makes later operations of this stream wait for `event`.
   virtual void wait(const Event& event) = 0;

@@ -7,6 +7,7 @@
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/kernels/device/cpu/tasks.h>
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/epilogue/epilogue.h>
 
@@ -63,11 +64,25 @@ Operand operand(Ref r, int64_t rows, int64_t cols, int64_t ld) {
   return {rows, cols, std::max<int64_t>(1, cols), true, nullptr};
 }
 
+struct Operands {
+  Operand a, b, c;
+  int64_t scratch() const { return a.scratch() + b.scratch() + c.scratch(); }
+};
+
+Operands operands(const GemmArgs& g) {
+  return {operand(g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda),
+          operand(g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb), operand(g.c, g.m, g.n, g.ldc)};
+}
+
+int64_t scratch(const GemmArgs& g, int threads) {
+  if (g.m == 0 || g.n == 0) return 0;
+  const Threads of_stream(threads);  // oneDNN's scratch memory grows with them
+  return scratch_bf16(g).value_or(4 * operands(g).scratch());
+}
+
 void multiply(ExecutionContext& ctx, const GemmArgs& g) {
   if (multiply_bf16(ctx, g)) return;
-  Operand a = operand(g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda);
-  Operand b = operand(g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb);
-  Operand c = operand(g.c, g.m, g.n, g.ldc);
+  auto [a, b, c] = operands(g);
   if (const int64_t floats = a.scratch() + b.scratch() + c.scratch(); floats > 0) {
     float* next = static_cast<float*>(ctx.scratch(floats * 4));
     for (Operand* o : {&a, &b, &c}) {
@@ -100,7 +115,7 @@ void gemm(ExecutionContext& ctx, const GemmArgs& g) {
 namespace sherd {
 
 const GemmKernels* GemmKernels::cpu() {
-  static constexpr GemmKernels table{.gemm = cpu::gemm};
+  static constexpr GemmKernels table{.gemm = cpu::gemm, .scratch = cpu::scratch};
   return &table;
 }
 

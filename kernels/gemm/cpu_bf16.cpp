@@ -38,7 +38,9 @@ class Product {
         chosen_(product(a_, b_, c_, attributes(g, scratchpad), engine_)) {}
 
   bool fast() const { return !std::string_view(chosen_.impl_info_str()).starts_with("ref"); }
-  int64_t scratch_bytes() const { return static_cast<int64_t>(chosen_.scratchpad_desc().get_size()); }
+  int64_t scratch_bytes() const {
+    return std::max<int64_t>(1, static_cast<int64_t>(chosen_.scratchpad_desc().get_size()));
+  }
   dnnl::matmul primitive() const { return dnnl::matmul(chosen_); }
   void run(const dnnl::matmul& primitive, const GemmArgs& g, void* scratch) const {
     const auto at = [&](const Desc& desc, void* data) { return dnnl::memory(desc, engine_, data); };
@@ -71,6 +73,14 @@ class Product {
   const dnnl::matmul::primitive_desc chosen_;
 };
 
+/// The product that multiply_bf16() computes, if any. @throws dnnl::error where oneDNN has none.
+std::optional<Product> product_of(const GemmArgs& g) {
+  if (g.a.dtype != DType::bf16 || g.alpha != 1 || g.k == 0 || features().bf16_products == nullptr) return {};
+  std::optional<Product> product(std::in_place, g, dnnl::scratchpad_mode::user);
+  if (!product->fast()) product.reset();
+  return product;
+}
+
 [[noreturn]] void fail(const GemmArgs& g, const dnnl::error& e) {
   throw Error("oneDNN's product of m " + std::to_string(g.m) + ", n " + std::to_string(g.n) + ", k " +
               std::to_string(g.k) + ": " + e.what());
@@ -78,14 +88,20 @@ class Product {
 
 }  // namespace
 
-bool multiply_bf16(ExecutionContext& context, const GemmArgs& g) {
-  if (g.a.dtype != DType::bf16 || g.alpha != 1 || g.k == 0 || features().bf16_products == nullptr)
-    return false;
+std::optional<int64_t> scratch_bf16(const GemmArgs& g) {
   try {
-    const Product product(g, dnnl::scratchpad_mode::user);
-    if (!product.fast()) return false;
-    product.run(product.primitive(), g, context.scratch(std::max<int64_t>(1, product.scratch_bytes())));
-    return true;
+    const std::optional<Product> product = product_of(g);
+    return product ? std::optional(product->scratch_bytes()) : std::nullopt;
+  } catch (const dnnl::error&) {
+    return {};
+  }
+}
+
+bool multiply_bf16(ExecutionContext& context, const GemmArgs& g) {
+  try {
+    const std::optional<Product> product = product_of(g);
+    if (product) product->run(product->primitive(), g, context.scratch(product->scratch_bytes()));
+    return product.has_value();
   } catch (const dnnl::error& e) {
     if (e.status == dnnl_unimplemented) return false;
     fail(g, e);

@@ -1,7 +1,9 @@
 // Products of bf16 matrices by oneDNN's kernels for them. Private to CPU kernels.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 
 #include <sherd/kernels/gemm/gemm.h>
 
@@ -10,6 +12,8 @@ namespace sherd::cpu {
 /// C = op(A) op(B) + beta * C without the epilogue: sums in f32, C rounded once. False, with nothing done, for other
 /// products and where oneDNN has no fast kernel; A and B are then widened.
 bool multiply_bf16(ExecutionContext& context, const GemmArgs& g);
+/// Returns the scratch bytes that it requests; none for products that it does not compute.
+std::optional<int64_t> scratch_bf16(const GemmArgs& g);
 
 /// C[m, n] = op(A) op(B) + beta * C with C in f32, for many matrices of the same sizes (at least 1). For processors with
 /// features().bf16_products. Made and run by threads that have one thread of OpenMP; run() by several at a time.

@@ -38,7 +38,10 @@ struct GemmKernels {
   static const GemmKernels* cuda();
 
   void (*gemm)(ExecutionContext&, const GemmArgs&);
+  /// Returns the scratch bytes that gemm requests with so many threads; null: none.
+  int64_t (*scratch)(const GemmArgs&, int threads) = nullptr;
 };
+Work work_of(const Device& device, const GemmArgs& g);
 
 namespace ops {
 

@@ -6,6 +6,34 @@
 
 #include <sherd/kernels/device/detail/door.h>
 
+namespace sherd {
+namespace {
+
+template <class Segment>
+int64_t elements_of(const std::vector<Segment>& segments) {
+  int64_t count = 0;
+  for (const Segment& s : segments) count += s.count;
+  return count;
+}
+
+constexpr int64_t kFloat = sizeof(float);
+
+}  // namespace
+
+Work work_of(const Device&, const MuonMomentumArgs& a) {
+  return {.bytes = elements_of(a.segments) * (3 * kFloat + size_of(a.packed.dtype))};
+}
+
+Work work_of(const Device&, const MuonUpdateArgs& a) {
+  return {.bytes = elements_of(a.segments) * (2 * kFloat + size_of(a.packed.dtype))};
+}
+
+Work work_of(const Device&, const CopySegmentsArgs& a) {
+  return {.bytes = elements_of(a.segments) * (size_of(a.to.dtype) + size_of(a.from.dtype))};
+}
+
+}  // namespace sherd
+
 namespace sherd::ops {
 
 using namespace door;

@@ -69,6 +69,10 @@ struct CopySegmentsArgs {
   Ref to{}, from{};
 };
 
+Work work_of(const Device& device, const MuonMomentumArgs& a);
+Work work_of(const Device& device, const MuonUpdateArgs& a);
+Work work_of(const Device& device, const CopySegmentsArgs& a);
+
 struct MuonKernels {
   static constexpr const char* kName = "muon";
   static const MuonKernels* reference();

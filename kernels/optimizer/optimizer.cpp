@@ -23,6 +23,15 @@ AdamWBias adamw_bias(double lr, double beta1, double beta2, int64_t step) {
           static_cast<float>(std::sqrt(1 - power(beta2, step)))};
 }
 
+// Weights and two states are read and written, gradients read, copies written.
+Work work_of(const Device&, const AdamWArgs& a) {
+  int64_t bytes = 0;
+  for (const AdamWSegment& s : a.segments)
+    bytes +=
+        s.count * (7 * static_cast<int64_t>(sizeof(float)) + (s.copy != nullptr ? size_of(a.copy_dtype) : 0));
+  return {.bytes = bytes};
+}
+
 }  // namespace sherd
 
 namespace sherd::ops {

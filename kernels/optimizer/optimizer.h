@@ -60,6 +60,8 @@ struct AdamWArgs {
   const float* factor = nullptr;
 };
 
+Work work_of(const Device& device, const AdamWArgs& a);
+
 struct OptimizerKernels {
   static constexpr const char* kName = "optimizer";
   static const OptimizerKernels* reference();

@@ -3,11 +3,70 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include <sherd/kernels/device/detail/door.h>
+
+namespace sherd {
+namespace {
+
+template <class Args>
+int64_t requested(int64_t (*scratch)(const Args&), const Args& a) {
+  return scratch != nullptr ? scratch(a) : 0;
+}
+
+/// Elements of the f32 matrices that are read and written once.
+int64_t passes(int64_t batch, int64_t elements) {
+  return batch * elements * static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace
+
+double standard_flops(double s, double l, int steps) { return steps * (3 * s * s * l + s * s * s); }
+
+double gram_flops(double s, double l, int steps, int restarts) {
+  const double runs = 1 + restarts;
+  return 3 * s * s * l * runs + s * s * s * (4 * steps - 3 * runs);
+}
+
+Work work_of(const Device& device, const OrthogonalizeArgs& a) {
+  const OrthogonalizeOptions& o = a.options;
+  const auto s = static_cast<double>(std::min(a.rows, a.cols)),
+             l = static_cast<double>(std::max(a.rows, a.cols));
+  const int steps = static_cast<int>(o.steps.size()), restarts = static_cast<int>(o.restarts.size());
+  const double one =
+      o.form == IterationForm::gram ? gram_flops(s, l, steps, restarts) : standard_flops(s, l, steps);
+  return {.flops = static_cast<double>(a.batch) * one,
+          .bytes = passes(a.batch, 2 * a.rows * a.cols),
+          .scratch = requested(device.kernels<OrthogonalizeKernels>().orthogonalize_scratch, a),
+          .dtype = o.working};
+}
+
+Work work_of(const Device& device, const GramProductArgs& a) {
+  const int64_t n = a.contract_rows ? a.cols : a.rows, size = a.rows * a.cols;
+  return {.flops = static_cast<double>(a.batch) * static_cast<double>(n) * static_cast<double>(size),
+          .bytes = passes(a.batch, size + n * n),
+          .scratch = requested(device.kernels<OrthogonalizeKernels>().gram_product_scratch, a)};
+}
+
+Work work_of(const Device& device, const GramIterateArgs& a) {
+  const auto n = static_cast<double>(a.n);
+  return {.flops = static_cast<double>(a.batch) * gram_flops(n, 0, a.last - a.first, 0),
+          .bytes = passes(a.batch, 2 * a.n * a.n),
+          .scratch = requested(device.kernels<OrthogonalizeKernels>().gram_iterate_scratch, a),
+          .dtype = a.options.working};
+}
+
+Work work_of(const Device&, const GramApplyArgs& a) {
+  const int64_t n = a.contract_rows ? a.cols : a.rows, size = a.rows * a.cols;
+  return {.flops = 2.0 * static_cast<double>(a.batch) * static_cast<double>(n) * static_cast<double>(size),
+          .bytes = passes(a.batch, 2 * size + n * n)};
+}
+
+}  // namespace sherd
 
 namespace sherd::ops {
 

@@ -63,7 +63,25 @@ struct OrthogonalizeKernels {
   void (*gram_product)(ExecutionContext&, const GramProductArgs&);
   void (*gram_iterate)(ExecutionContext&, const GramIterateArgs&);
   void (*gram_apply)(ExecutionContext&, const GramApplyArgs&);
+  /// Return the scratch bytes that these request; null: none.
+  int64_t (*orthogonalize_scratch)(const OrthogonalizeArgs&) = nullptr;
+  int64_t (*gram_product_scratch)(const GramProductArgs&) = nullptr;
+  int64_t (*gram_iterate_scratch)(const GramIterateArgs&) = nullptr;
 };
+
+/// Returns the FLOPs of the iteration for one matrix with short side s and long side l. A symmetric product counts half,
+/// since only one triangle is computed. Each step of the standard form: X X^T (s^2 l), its square (s^3), times X
+/// (2 s^2 l).
+double standard_flops(double s, double l, int steps);
+/// Returns those of the gram form, in restarts + 1 runs. Each run: R = X X^T (s^2 l) and X <- Q X (2 s^2 l). Each step:
+/// the products R^2, Q and two that renew R (s^3 each, all symmetric), less Q in a run's first step and R's two in its
+/// last. The sum, with runs = restarts + 1: 3 s^2 l runs + s^3 (4 steps - 3 runs).
+double gram_flops(double s, double l, int steps, int restarts);
+
+Work work_of(const Device& device, const OrthogonalizeArgs& a);
+Work work_of(const Device& device, const GramProductArgs& a);
+Work work_of(const Device& device, const GramIterateArgs& a);
+Work work_of(const Device& device, const GramApplyArgs& a);
 
 namespace ops {
 

@@ -5,6 +5,16 @@
 #include <sherd/kernels/device/detail/door.h>
 #include <sherd/kernels/squares/exact_sum.h>
 
+namespace sherd {
+
+Work work_of(const Device&, const std::vector<SquaresSegment>& segments) {
+  int64_t count = 0;
+  for (const SquaresSegment& s : segments) count += s.count;
+  return {.bytes = count * static_cast<int64_t>(sizeof(float))};
+}
+
+}  // namespace sherd
+
 namespace sherd::ops {
 
 using namespace door;

@@ -20,6 +20,8 @@ struct SquaresSegment {
   int64_t* non_finite = nullptr;
 };
 
+Work work_of(const Device& device, const std::vector<SquaresSegment>& segments);
+
 /// Which norm of all elements.
 enum class NormKind {
   two,       // the square root of the sum of squares

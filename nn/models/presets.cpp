@@ -126,6 +126,8 @@ std::vector<Preset> presets() {
           {"llama3.2-1b", llama3_2(2048, 16, 32, 64)},
           {"llama3.2-3b", llama3_2(3072, 28, 24, 128)},
           {"llama3-8b", llama3(4096, 32, 32, 128, 14336)},
+          {"llama3-70b", llama3(8192, 80, 64, 128, 28672)},
+          {"llama3-405b", llama3(16384, 126, 128, 128, 53248)},
           {"mistral-7b", mistral_7b()},
           {"qwen2-0.5b", qwen2_half_b()},
           {"qwen3-0.6b", qwen3(1024, 28, 16, 3072, true)},

@@ -21,11 +21,6 @@ bool is_distributed(const LogicalMatrix& m, const PlanOptions& o) {
 
 int gram_rounds(const PlanOptions& o) { return o.form == IterationForm::standard ? o.steps : 1 + o.restarts; }
 
-double gram_flops(double s, double l, int steps, int restarts) {
-  const double runs = 1 + restarts;
-  return 3 * s * s * l * runs + s * s * s * (4 * steps - 3 * runs);
-}
-
 double shared_gram_flops(const LogicalMatrix& m, int owners, const PlanOptions& o) {
   const double s = static_cast<double>(m.cols), l = static_cast<double>(m.rows);
   const double shared = 3 * s * s * l * gram_rounds(o);
@@ -49,7 +44,7 @@ double cost_of(const LogicalMatrix& m, const PlanOptions& o) {
 double flops_of(int64_t rows, int64_t cols, const PlanOptions& o) {
   const double s = static_cast<double>(std::min(rows, cols)), l = static_cast<double>(std::max(rows, cols));
   if (o.form == IterationForm::gram) return gram_flops(s, l, o.steps, o.restarts);
-  return o.steps * (3 * s * s * l + s * s * s);
+  return standard_flops(s, l, o.steps);
 }
 
 double rank_flops(const LogicalMatrix& m, const PlanOptions& o) {

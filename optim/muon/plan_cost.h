@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <sherd/kernels/orthogonalize/orthogonalize.h>
 #include <sherd/optim/muon/plan_options.h>
 #include <sherd/optim/whole/logical_matrix.h>
 
@@ -19,12 +20,6 @@ double flops_of(int64_t rows, int64_t cols, const PlanOptions& o);
 /// Returns the runs of the iteration when Gram matrices are summed over ranks, each starting with R = X X^T:
 /// restarts + 1. The standard form is the gram form restarted after every step.
 int gram_rounds(const PlanOptions& o);
-/// FLOPs of the gram form with short side s and long side l, in restarts + 1 runs. Each run: R = X X^T (s^2
-/// l, for it is symmetric) and X <- Q X (2 s^2 l). Each step: the products R^2, Q and two that renew R (s^3
-/// each, all symmetric), less Q in a run's first step and R's two in its last. The sum, with runs = restarts
-/// + 1:
-///   3 s^2 l runs + s^3 (4 steps - 3 runs).
-double gram_flops(double s, double l, int steps, int restarts);
 /// Returns the FLOPs of all `owners` of a gram entry together: each forms R and Q X of its own rows, and all
 /// iterate on the same R.
 double shared_gram_flops(const LogicalMatrix& m, int owners, const PlanOptions& o);

@@ -9,6 +9,7 @@
 
 #include "ckpt/ckpt_command.h"
 #include "layout/layout_command.h"
+#include "plan/plan_command.h"
 #include "run/run_command.h"
 #include "trace/trace_command.h"
 
@@ -40,6 +41,8 @@ int main_of(int argc, const char* const* argv) {
   app.require_subcommand(0, 1);  // 1 would call for a command instead of naming a word that is none
   LayoutCommand layout;
   const CLI::App* layout_app = layout.add_to(app);
+  PlanCommand plan;
+  const CLI::App* plan_app = plan.add_to(app);
   CkptCommand ckpt;
   const CLI::App* ckpt_app = ckpt.add_to(app);
   TraceCommand trace;
@@ -60,6 +63,7 @@ int main_of(int argc, const char* const* argv) {
   }
   try {
     if (*run_app) return run.run(std::cerr);
+    if (*plan_app) return plan.run(std::cout, std::cerr);
     if (*ckpt_app) return ckpt.run(std::cout, std::cerr);
     if (*trace_app) trace.run(std::cout);
     if (*layout_app) layout.run(std::cout, std::cerr);

@@ -68,6 +68,7 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   s.process = growth;
   s.replicated = trainer.replicated_memory();
   out->say("\n{}", sherd::format_summary(s));
+  if (out->plan && s.steps > 0) out->say("{}\n", out->plan->end(out->peak_bytes, out->comm));
   if (!config.tokens.empty()) out->say("{} of the tokens\n", trainer.progress_in_data());
   if (!config.loss_svg.empty())
     sherd::write_loss_svg(config.loss_svg, out->losses, out->held_out, loss_unit(config));
@@ -178,6 +179,7 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
                 std::string& doing, std::atomic<int>& code) {
   std::string wrong;
   if (out) out->say("{}\n\n{}\n", with_flags(trainer.routing()), with_flags(trainer.describe()));
+  if (out && out->plan) out->say("{}\n", out->plan->start());
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
   if (const auto& ignored = trainer.ignored_tensors(); out && !ignored.empty())
     out->say("not part of the model, left out: {} tensor{}: {}\n", ignored.size(),
@@ -254,6 +256,15 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
     doing = "timing products of matrices";
     const double ceiling = sherd::gemm_ceiling(*rank.world, *rank.device, dtype_named(config.precision));
     if (out) out->ceiling = ceiling;
+    doing = "building the model";
+  }
+  if (out && config.trains() && config.plan) {
+    doing = "planning the step";
+    try {
+      out->plan = RunPlan::of(config, *rank.device);
+    } catch (const sherd::Error& e) {
+      warn(fmt::format("this run is not planned: {}", e.what()));
+    }
     doing = "building the model";
   }
   Trainer trainer(rank, config, windows);

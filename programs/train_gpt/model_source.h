@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -63,6 +64,9 @@ int64_t vocabulary(const TrainConfig& config);
 std::unique_ptr<sherd::nn::CausalModel> build_model(const TrainConfig& config,
                                                     const sherd::nn::TensorParallel& tp,
                                                     const sherd::nn::ExpertParallel& ep);
+
+using ModelBuilder = std::function<std::unique_ptr<sherd::nn::CausalModel>(
+    const TrainConfig& config, const sherd::nn::TensorParallel& tp, const sherd::nn::ExpertParallel& ep)>;
 
 /// What a token of the model computes, for counting operations.
 sherd::TokenWork token_work(const TrainConfig& config);

@@ -34,6 +34,9 @@ void Output::begin(const TrainConfig& config, int64_t step) {
 void Output::write_step(sherd::StepResult& result, const TrainConfig& config) {
   result.flops_per_s = flops_per_token * result.tokens_per_s;
   if (ceiling) result.mfu = *result.flops_per_s / *ceiling;
+  if (plan) result.planned_peak_bytes = plan->peak_bytes();
+  comm = result.comm;
+  peak_bytes = result.peak_bytes;
   if (metrics) metrics->write(result);
   if (events) events->write(result);
   const std::vector<std::string> wrong = failures();

@@ -15,6 +15,7 @@
 #include <sherd/train/report/process_memory.h>
 
 #include "config.h"
+#include "run_plan.h"
 
 namespace train_gpt {
 
@@ -50,6 +51,9 @@ struct Output {
   std::optional<sherd::MetricsWriter> metrics;
   std::optional<sherd::EventWriter> events;
   std::optional<double> ceiling;  // sherd::gemm_ceiling()
+  std::optional<RunPlan> plan;    // --plan
+  sherd::CommCounts comm;         // of the last step
+  int64_t peak_bytes = 0;         // up to it
   double flops_per_token = 0;
   std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
   int64_t first = 0;           // steps before this run

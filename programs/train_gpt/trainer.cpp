@@ -10,7 +10,6 @@
 #include <sherd/kernels/squares/exact_sum.h>
 
 #include "misfit.h"
-#include "model_source.h"
 #include "muon_config.h"
 #include "run_options.h"
 #include "saved_model.h"
@@ -82,15 +81,16 @@ double padding_of(const std::vector<const GroupPlan*>& groups) {
 
 }  // namespace
 
-Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<const TokenWindows> windows)
+Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<const TokenWindows> windows,
+                 const ModelBuilder& build)
     : rank_(rank),
       config_(config),
       windows_(std::move(windows)),
       mesh_(make_mesh(rank, config)),
       data_(data_ranks(mesh_)),
       expert_mesh_(make_expert_mesh(rank, config)),
-      built_(build_model(config, nn::TensorParallel::of(mesh_),
-                         expert_mesh_ ? nn::ExpertParallel::of(*expert_mesh_) : nn::ExpertParallel{})),
+      built_(build(config, nn::TensorParallel::of(mesh_),
+                   expert_mesh_ ? nn::ExpertParallel::of(*expert_mesh_) : nn::ExpertParallel{})),
       model_(*built_),
       seed_(config.seed),
       skips_(config.max_skipped_steps) {
@@ -167,6 +167,25 @@ SavedRun Trainer::saved_run() {
 }
 
 double Trainer::flops_per_token() const { return training_flops(token_work(config_), config_.seq); }
+
+int64_t Trainer::parameters() const {
+  int64_t count = 0;
+  for (const auto& [name, p] : model_.named_parameters()) count += numel_of(p.global_shape());
+  return count;
+}
+
+int64_t Trainer::active_parameters() const {
+  int64_t count = parameters();
+  if (config_.experts == 0) return count;
+  for (const auto& [name, p] : model_.named_parameters())
+    if (p.tensor_shard() && p.tensor_shard()->mesh_dim == "expert")
+      count -= numel_of(p.global_shape()) / config_.experts * (config_.experts - config_.expert_top_k);
+  return count;
+}
+
+std::vector<MatrixPlan> Trainer::muon_plans() const {
+  return optimizer_ ? optimizer_->muon().plans() : std::vector<MatrixPlan>();
+}
 
 std::string Trainer::describe() const {
   const ShardRuntime& runtime = runtime_of(model_);

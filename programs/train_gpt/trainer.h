@@ -24,6 +24,7 @@
 
 #include "config.h"
 #include "model.h"
+#include "model_source.h"
 
 namespace train_gpt {
 
@@ -53,9 +54,9 @@ struct SequenceRange {
 class Trainer {
  public:
   /// Builds the model, shards it, loads --init-weights and --resume. Collective. `windows` is null when
-  /// nothing is trained.
+  /// nothing is trained. `build`: makes another model than build_model() does.
   Trainer(sherd::RankContext& rank, const TrainConfig& config,
-          std::shared_ptr<const sherd::TokenWindows> windows);
+          std::shared_ptr<const sherd::TokenWindows> windows, const ModelBuilder& build = build_model);
 
   /// The routing table, as printed at start.
   std::string routing() const { return routing_.format(); }
@@ -67,6 +68,11 @@ class Trainer {
 
   /// What training computes for one token, by formula.
   double flops_per_token() const;
+  /// Elements of all parameters, tied ones once; and of those that a token meets: of experts top_k.
+  int64_t parameters() const;
+  int64_t active_parameters() const;
+  /// Muon's plans, by team; none without an optimizer.
+  std::vector<sherd::MatrixPlan> muon_plans() const;
   /// Steps issued, those before a resume included.
   int64_t step() const { return step_; }
   /// "epoch 1.50": of the data, all runs together.

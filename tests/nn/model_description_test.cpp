@@ -65,11 +65,12 @@ TEST(CausalModel, BadDescriptionsAreRefusedWithAllThatIsWrong) {
 TEST(Presets, AreModelsOfThePublishedSizes) {
   // Parameters as published, the tied head counted once.
   const std::map<std::string, int64_t> sizes = {
-      {"gpt2-124m", 124439808},       {"gpt2-350m", 354823168},     {"gpt2-774m", 774030080},
-      {"gpt2-1.5b", 1557611200},      {"llama3.2-1b", 1235814400},  {"llama3.2-3b", 3212749824},
-      {"llama3-8b", 8030261248},      {"mistral-7b", 7248023552},   {"qwen2-0.5b", 494032768},
-      {"qwen3-0.6b", 596049920},      {"qwen3-1.7b", 1720574976},   {"qwen3-8b", 8190735360},
-      {"qwen3-30b-a3b", 30532122624}, {"mixtral-8x7b", 46702792704}};
+      {"gpt2-124m", 124439808},     {"gpt2-350m", 354823168},    {"gpt2-774m", 774030080},
+      {"gpt2-1.5b", 1557611200},    {"llama3.2-1b", 1235814400}, {"llama3.2-3b", 3212749824},
+      {"llama3-8b", 8030261248},    {"llama3-70b", 70553706496}, {"llama3-405b", 405853388800},
+      {"mistral-7b", 7248023552},   {"qwen2-0.5b", 494032768},   {"qwen3-0.6b", 596049920},
+      {"qwen3-1.7b", 1720574976},   {"qwen3-8b", 8190735360},    {"qwen3-30b-a3b", 30532122624},
+      {"mixtral-8x7b", 46702792704}};
   EXPECT_EQ(nn::preset_names().size(), sizes.size());
   for (const std::string& name : nn::preset_names()) {
     int64_t parameters = 0;

@@ -34,7 +34,7 @@ namespace sherd {
 ///                 step before, each rank's time after the first to come, summed; over ranks, and the rank of
 ///                 the worst. Of the collectives that Communicator::arrivals() reports on rank 0; missing
 ///                 without any
-///   peak_bytes    largest over ranks
+///   peak_bytes    largest over ranks; planned_peak_bytes: as predicted at the start (--plan)
 ///   host_syncs    how often rank 0's host waited for its device while the step was issued
 ///   eval_ms       duration of the step's evaluation, where there was one, on rank 0
 ///   save_ms       time that training waited for a checkpoint before the step, where one was saved

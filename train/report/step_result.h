@@ -26,9 +26,10 @@ struct StepResult {
   CommCounts comm;              // this rank's
   ArrivalTotals arrivals;       // since the step before, as this rank observes them; empty where it does not
   int64_t peak_bytes = 0;       // largest over ranks
-  int64_t host_syncs = 0;       // this rank's waits for its device while the step was issued
-  std::optional<double> eval_ms;  // duration of the evaluation after the step, if any
-  std::optional<double> save_ms;  // time spent waiting for a checkpoint, if one was saved
+  std::optional<int64_t> planned_peak_bytes;  // of the ranks that the program has planned
+  int64_t host_syncs = 0;                     // this rank's waits for its device while the step was issued
+  std::optional<double> eval_ms;              // duration of the evaluation after the step, if any
+  std::optional<double> save_ms;              // time spent waiting for a checkpoint, if one was saved
 };
 
 }  // namespace sherd

@@ -63,6 +63,7 @@ class CpuDevice final : public Device {
     compute_ = make_stream("compute", StreamPriority::normal);
   }
 
+  int threads() const override { return options_.threads; }
   Allocator& allocator() override { return allocator_; }
   Allocator& copies() override { return copies_; }
   KernelSet kernel_set() const override { return kernel_set_; }

@@ -7,16 +7,22 @@
 
 namespace sherd::cpu {
 
-/// While it lives, libraries called on this thread use one thread.
-class [[nodiscard]] OneThread {
+/// While it lives, libraries called on this thread use so many threads.
+class [[nodiscard]] Threads {
  public:
-  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
-  ~OneThread() { omp_set_num_threads(before_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
+  explicit Threads(int count) : before_(omp_get_max_threads()) { omp_set_num_threads(count); }
+  ~Threads() { omp_set_num_threads(before_); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
 
  private:
   int before_;
+};
+
+/// The same with one thread.
+class [[nodiscard]] OneThread : Threads {
+ public:
+  OneThread() : Threads(1) {}
 };
 
 /// Calls f(task) for every task in [0, count), in any order and on any thread; library calls inside are

@@ -138,10 +138,37 @@ T* pointer(const Tensor& t) {
   return t.defined() ? t.data<T>() : nullptr;
 }
 
-/// Queues a kernel; its arguments are copied and hold no tensor alive.
+/// Bytes of an element that an argument points to.
+inline int64_t element_bytes(const Ref& r) { return size_of(r.dtype); }
+inline int64_t element_bytes(const void*) { return 1; }
+inline int64_t element_bytes(const float*) { return sizeof(float); }
+template <class T>
+int64_t element_bytes(const T&) {
+  return 0;
+}
+
+/// Returns the work of an operation with these arguments: by its family's work_of(), or else one pass over all memory
+/// that they point to, where the whole numbers among them are its sizes.
+template <class... A>
+Work work_of_call(const Device& device, const A&... args) {
+  if constexpr (requires { work_of(device, args...); }) return work_of(device, args...);
+  int64_t elements = 1, bytes = 0;
+  const auto add = [&](const auto& a) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(a)>, int64_t>)
+      elements *= a;
+    else
+      bytes += element_bytes(a);
+  };
+  (add(args), ...);
+  return {.bytes = elements * bytes};
+}
+
+/// Queues a kernel; its arguments are copied and hold no tensor alive. A family whose operations take most of a step
+/// says by work_of(device, arguments), beside its argument struct, what a dry device counts.
 template <class... A>
 void queue(Stream& s, const char* what, void (*kernel)(ExecutionContext&, A...),
            const std::type_identity_t<std::remove_cvref_t<A>>&... args) {
+  if (s.device().dry()) s.expect(work_of_call(s.device(), args...));
   s.submit(what, [kernel, args...](ExecutionContext& c) { kernel(c, args...); });
 }
 

@@ -121,15 +121,40 @@ Block gram_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, Iter
   return it.x;
 }
 
+/// Elements of both operands of the largest product, where products are of bf16.
+int64_t operands_in_bf16(const OrthogonalizeArgs& args) {
+  const bool used = args.options.working == DType::bf16 && features().bf16_products != nullptr;
+  const int64_t m = std::min(args.rows, args.cols);
+  return used ? args.rows * args.cols + m * m : 0;
+}
+
+int64_t newton_schulz_floats(const OrthogonalizeArgs& args) {
+  const int64_t m = std::min(args.rows, args.cols), n = std::max(args.rows, args.cols);
+  const bool gram = args.options.form == IterationForm::gram;
+  return 2 * Carver::floats(m, n) + (gram ? kGramSquares : 2) * Carver::floats(m, m) +
+         operands_in_bf16(args) / 2 + 32;
+}
+
+int64_t gram_product_floats(const GramProductArgs& a) {
+  return a.contract_rows ? Carver::floats(a.cols, a.rows) : 0;
+}
+
+int64_t gram_iterate_floats(const GramIterateArgs& a) { return kGramSquares * Carver::floats(a.n, a.n); }
+
+int64_t orthogonalize_scratch(const OrthogonalizeArgs& a) {
+  return a.options.method == Orthogonalizer::svd ? polar_scratch(a.rows, a.cols)
+                                                 : 4 * newton_schulz_floats(a);
+}
+int64_t gram_product_scratch(const GramProductArgs& a) { return 4 * gram_product_floats(a); }
+int64_t gram_iterate_scratch(const GramIterateArgs& a) { return 4 * gram_iterate_floats(a); }
+
 void newton_schulz(ExecutionContext& ctx, const OrthogonalizeArgs& args, const float* in, float* out,
                    double squares) {
   const OrthogonalizeOptions& o = args.options;
   const bool tall = args.rows > args.cols, gram = o.form == IterationForm::gram;
   const int64_t m = std::min(args.rows, args.cols), n = std::max(args.rows, args.cols);
-  // Both operands of the largest product.
-  const int64_t halves = o.working == DType::bf16 && features().bf16_products != nullptr ? m * n + m * m : 0;
-  Carver carver(
-      ctx, 2 * Carver::floats(m, n) + (gram ? kGramSquares : 2) * Carver::floats(m, m) + halves / 2 + 32);
+  const int64_t halves = operands_in_bf16(args);
+  Carver carver(ctx, newton_schulz_floats(args));
   Iterated it{m, n, carver.matrix(m, n), carver.matrix(m, n), {}};
   if (!tall) it.last = {out, n};
   // Kernels only read `in`.
@@ -172,7 +197,7 @@ void gram_product(ExecutionContext& ctx, const GramProductArgs& a) {
   for (int64_t i = 0; i < a.batch; ++i) {
     Block x{const_cast<float*>(a.x) + i * n * k, a.cols};
     if (a.contract_rows) {
-      Carver carver(ctx, Carver::floats(n, k));
+      Carver carver(ctx, gram_product_floats(a));
       const Block transposed = carver.matrix(n, k);
       scaled_copy(ctx, a.rows, a.cols, x, 1, true, DType::f32, transposed);
       x = transposed;
@@ -199,7 +224,7 @@ void gram_iterate(ExecutionContext& ctx, const GramIterateArgs& a) {
       }
       factor = 1 / (std::sqrt(trace) + a.options.eps);
     }
-    Carver carver(ctx, kGramSquares * Carver::floats(n, n));
+    Carver carver(ctx, gram_iterate_floats(a));
     const GramSquares squares = carve_gram(carver, n);
     scaled_copy(ctx, n, n, gram, factor * factor, false, a.options.working, squares.r);
     scaled_copy(ctx, n, n, iterate(ctx, n, squares, steps, a.options.working), factor, false, DType::f32, q);
@@ -234,6 +259,9 @@ const OrthogonalizeKernels* OrthogonalizeKernels::cpu() {
       .gram_product = cpu::gram_product,
       .gram_iterate = cpu::gram_iterate,
       .gram_apply = cpu::gram_apply,
+      .orthogonalize_scratch = cpu::orthogonalize_scratch,
+      .gram_product_scratch = cpu::gram_product_scratch,
+      .gram_iterate_scratch = cpu::gram_iterate_scratch,
   };
   return &table;
 }

@@ -12,6 +12,29 @@
 #include "lapack.h"
 
 namespace sherd::cpu {
+namespace {
+
+/// Elements of LAPACK's work array, by its own answer.
+double work_elements(int m, int n, int k) {
+  int info = 0, lwork = -1;
+  double best = 0;
+  dgesdd_("S", &m, &n, nullptr, &m, nullptr, nullptr, &m, nullptr, &k, &best, &lwork, nullptr, &info, 1);
+  return best;
+}
+
+int64_t scratch_of(int64_t rows, int64_t cols, int64_t work) {
+  const int64_t smaller = std::min(rows, cols);
+  const int64_t doubles = rows * cols + smaller + smaller * (rows + cols) + work;
+  return doubles * 8 + 8 * smaller * 4;
+}
+
+}  // namespace
+
+int64_t polar_scratch(int64_t rows, int64_t cols) {
+  const double work =
+      work_elements(static_cast<int>(cols), static_cast<int>(rows), static_cast<int>(std::min(rows, cols)));
+  return scratch_of(rows, cols, static_cast<int64_t>(work));
+}
 
 void polar_factor(ExecutionContext& ctx, int64_t rows, int64_t cols, const float* in, float* out) {
   constexpr int64_t kLargest = std::numeric_limits<int>::max();
@@ -25,14 +48,11 @@ void polar_factor(ExecutionContext& ctx, int64_t rows, int64_t cols, const float
   if (larger > kLargest) refuse();
   // LAPACK sees the row-major matrix as its transpose, whose polar factor is the transpose of ours.
   const int m = static_cast<int>(cols), n = static_cast<int>(rows), k = static_cast<int>(smaller);
-  int info = 0, lwork = -1;
-  double best = 0;
-  dgesdd_("S", &m, &n, nullptr, &m, nullptr, nullptr, &m, nullptr, &k, &best, &lwork, nullptr, &info, 1);
+  const double best = work_elements(m, n, k);
   if (best > static_cast<double>(kLargest)) refuse();
-  lwork = static_cast<int>(best);
+  int info = 0, lwork = static_cast<int>(best);
 
-  const int64_t doubles = size + smaller + smaller * (rows + cols) + lwork;
-  double* next = static_cast<double*>(ctx.scratch(doubles * 8 + 8 * smaller * 4));
+  double* next = static_cast<double*>(ctx.scratch(scratch_of(rows, cols, lwork)));
   auto take = [&](int64_t count) { return std::exchange(next, next + count); };
   double *a = take(size), *s = take(smaller), *u = take(smaller * cols), *vt = take(smaller * rows),
          *work = take(lwork);

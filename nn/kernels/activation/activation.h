@@ -21,6 +21,10 @@ struct SwigluArgs {
   Ref dy{}, dgate{}, dup{};  // backward
 };
 
+inline Work work_of(const Device&, const SwigluArgs& a) {
+  return {.bytes = bytes_of({a.gate, a.up, a.y, a.dy, a.dgate, a.dup}, a.rows * a.cols)};
+}
+
 struct ActivationKernels {
   static constexpr const char* kName = "activation";
   static const ActivationKernels* reference();

@@ -4,6 +4,22 @@
 
 #include <sherd/kernels/device/detail/door.h>
 
+namespace sherd {
+
+// Products of the scores below the diagonal: 2 in forward; 5 in backward, which computes them again.
+Work work_of(const Device& device, const AttentionArgs& a) {
+  const bool backward = a.dqkv.data != nullptr;
+  const auto scratch = device.kernels<AttentionKernels>().scratch;
+  const int64_t rows = a.batch * a.seq, heads = (backward ? 4 : 2) * (a.heads + a.kv_heads);
+  return {.flops = (backward ? 5.0 : 2.0) * static_cast<double>(rows * a.heads) *
+                   static_cast<double>((a.seq + 1) * a.head_dim),
+          .bytes = rows * heads * a.head_dim * size_of(a.qkv.dtype),
+          .scratch = scratch != nullptr ? scratch(a, device.threads()) : 0,
+          .dtype = a.qkv.dtype};
+}
+
+}  // namespace sherd
+
 namespace sherd::ops {
 
 using namespace door;

@@ -32,7 +32,10 @@ struct AttentionKernels {
   void (*attention_forward)(ExecutionContext&, const AttentionArgs&);
   void (*attention_backward)(ExecutionContext&, const AttentionArgs&);
   void (*cached_attention)(ExecutionContext&, const CachedAttentionArgs&);
+  /// Returns the scratch bytes that forward or, with dqkv, backward requests with so many threads; null: none.
+  int64_t (*scratch)(const AttentionArgs&, int threads) = nullptr;
 };
+Work work_of(const Device& device, const AttentionArgs& a);
 
 namespace ops {
 

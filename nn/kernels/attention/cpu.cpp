@@ -130,6 +130,20 @@ void backward(const HeadLayout& l, const AttentionArgs& a, int64_t group, float*
   store(l, dqkv + l.qkv(first, 2), dv, l.qkv_stride());
 }
 
+/// Floats of a thread.
+int64_t forward_floats(const HeadLayout& l) { return 4 * matrix(l) + kRows * l.seq; }
+int64_t backward_floats(const HeadLayout& l) { return 7 * matrix(l) + 2 * kRows * l.seq; }
+
+int64_t attention_scratch(const AttentionArgs& a, int threads) {
+  if (a.seq == 0 || a.head_dim == 0) return 0;
+  const HeadLayout l(a);
+  const bool bf16 = bf16_attention(a);
+  return a.dqkv.data != nullptr
+             ? scratch_bytes(threads, a.batch * a.kv_heads,
+                             bf16 ? bf16_backward_floats(l) : backward_floats(l))
+             : scratch_bytes(threads, a.batch * a.heads, bf16 ? bf16_forward_floats(l) : forward_floats(l));
+}
+
 void attention_forward(ExecutionContext& ctx, const AttentionArgs& a) {
   if (a.seq == 0 || a.head_dim == 0) return;
   const HeadLayout l(a);
@@ -139,7 +153,7 @@ void attention_forward(ExecutionContext& ctx, const AttentionArgs& a) {
     bf16_forward(ctx, l, a, largest.data());
   } else {
     with_activation(a.qkv.dtype, [&]<class T>(T) {
-      for_each(ctx, count, 4 * matrix(l) + kRows * l.seq, [&](int64_t bh, float* scratch) {
+      for_each(ctx, count, forward_floats(l), [&](int64_t bh, float* scratch) {
         largest[static_cast<size_t>(bh)] = forward<T>(l, a, bh, scratch);
       });
     });
@@ -156,7 +170,7 @@ void attention_backward(ExecutionContext& ctx, const AttentionArgs& a) {
   const HeadLayout l(a);
   if (bf16_attention(a)) return bf16_backward(ctx, l, a);
   with_activation(a.qkv.dtype, [&]<class T>(T) {
-    for_each(ctx, a.batch * a.kv_heads, 7 * matrix(l) + 2 * kRows * l.seq,
+    for_each(ctx, a.batch * a.kv_heads, backward_floats(l),
              [&](int64_t group, float* scratch) { backward<T>(l, a, group, scratch); });
   });
 }
@@ -171,6 +185,7 @@ const AttentionKernels* AttentionKernels::cpu() {
       .attention_forward = cpu::attention_forward,
       .attention_backward = cpu::attention_backward,
       .cached_attention = cpu::cached_attention,
+      .scratch = cpu::attention_scratch,
   };
   return &table;
 }

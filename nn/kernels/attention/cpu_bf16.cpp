@@ -164,21 +164,26 @@ bool bf16_attention(const AttentionArgs& a) {
   return a.qkv.dtype == DType::bf16 && features().bf16_products != nullptr;
 }
 
+int64_t bf16_forward_floats(const HeadLayout& l) {
+  return block_floats(l) + padded(kBlockRows * l.dim) + half_floats(l);
+}
+
+int64_t bf16_backward_floats(const HeadLayout& l) {
+  return 2 * padded(l.seq * l.dim) + 2 * block_floats(l) + padded(kBlockRows * l.dim) + 2 * half_floats(l);
+}
+
 void bf16_forward(ExecutionContext& ctx, const HeadLayout& l, const AttentionArgs& a, float* largest) {
-  const int64_t floats = block_floats(l) + padded(kBlockRows * l.dim) + half_floats(l);
   std::vector<ForwardBlock> blocks;
   const int64_t stride = l.qkv_stride();
   for_blocks(l, [&](int64_t first, int64_t rows, int64_t keys) {
     blocks.push_back(
         {first, rows, keys, dots(l, rows, keys, stride, stride), weighted(l, rows, keys, stride)});
   });
-  for_each(ctx, a.batch * a.heads, floats,
+  for_each(ctx, a.batch * a.heads, bf16_forward_floats(l),
            [&](int64_t bh, float* scratch) { largest[bh] = forward_of_head(l, a, blocks, bh, scratch); });
 }
 
 void bf16_backward(ExecutionContext& ctx, const HeadLayout& l, const AttentionArgs& a) {
-  const int64_t floats =
-      2 * padded(l.seq * l.dim) + 2 * block_floats(l) + padded(kBlockRows * l.dim) + 2 * half_floats(l);
   std::vector<BackwardBlock> blocks;
   const int64_t in = l.qkv_stride(), out = l.out_stride();
   for_blocks(l, [&](int64_t first, int64_t rows, int64_t keys) {
@@ -186,7 +191,7 @@ void bf16_backward(ExecutionContext& ctx, const HeadLayout& l, const AttentionAr
                       transposed(l, rows, keys, out), transposed(l, rows, keys, in),
                       weighted(l, rows, keys, in)});
   });
-  for_each(ctx, a.batch * a.kv_heads, floats,
+  for_each(ctx, a.batch * a.kv_heads, bf16_backward_floats(l),
            [&](int64_t group, float* scratch) { backward_of_group(l, a, blocks, group, scratch); });
 }
 

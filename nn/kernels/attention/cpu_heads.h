@@ -32,11 +32,15 @@ struct HeadLayout {
   int64_t out_stride() const { return heads * dim; }
 };
 
+/// Bytes of scratch memory that for_each() requests.
+inline int64_t scratch_bytes(int64_t threads, int64_t count, int64_t floats) {
+  return std::min(threads, count) * floats * 4;
+}
+
 /// Runs work(i, scratch) for every i below `count`, each thread with `floats` floats of its own.
 template <class F>
 void for_each(ExecutionContext& ctx, int64_t count, int64_t floats, F&& work) {
-  const int64_t threads = std::min<int64_t>(ctx.threads, count);
-  float* scratch = static_cast<float*>(ctx.scratch(threads * floats * 4));
+  float* scratch = static_cast<float*>(ctx.scratch(scratch_bytes(ctx.threads, count, floats)));
   parallel_for(ctx, count, 1, [&](int64_t begin, int64_t end) {
     const OneThread one;  // for the library's products
     for (int64_t i = begin; i < end; ++i) work(i, scratch + omp_get_thread_num() * floats);

@@ -20,6 +20,10 @@ struct EmbeddingArgs {
   Ref dtable{}, dpositions{};
 };
 
+inline Work work_of(const Device&, const EmbeddingArgs& a) {
+  return {.bytes = bytes_of({a.table, a.out, a.dout, a.dtable}, a.count * a.width)};
+}
+
 struct EmbeddingKernels {
   static constexpr const char* kName = "embedding";
   static const EmbeddingKernels* reference();

@@ -52,6 +52,13 @@ struct ExpertRowsArgs {
   Ref gates{}, dgates{};
 };
 
+inline Work work_of(const Device&, const ExpertRowsArgs& a) {
+  return {.bytes = bytes_of({a.tokens}, a.rows * a.cols) + bytes_of({a.copies}, a.rows * a.slots * a.cols)};
+}
+inline Work work_of(const Device&, const RouteArgs& a) {
+  return {.bytes = bytes_of({a.logits, a.dlogits}, a.rows * a.experts)};
+}
+
 struct ExpertsKernels {
   static constexpr const char* kName = "experts";
   static const ExpertsKernels* reference();

@@ -21,6 +21,10 @@ struct CrossEntropyArgs {
   float scale = 1;
 };
 
+inline Work work_of(const Device&, const CrossEntropyArgs& a) {
+  return {.bytes = bytes_of({a.logits, a.dlogits}, a.rows * a.vocab)};
+}
+
 struct LossKernels {
   static constexpr const char* kName = "loss";
   static const LossKernels* reference();

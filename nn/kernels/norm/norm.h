@@ -34,6 +34,13 @@ struct LayerNormArgs {
   Ref addend{};    // backward, as above
 };
 
+inline Work work_of(const Device&, const RmsNormArgs& a) {
+  return {.bytes = bytes_of({a.x, a.y, a.dy, a.dx}, a.rows * a.cols)};
+}
+inline Work work_of(const Device&, const LayerNormArgs& a) {
+  return {.bytes = bytes_of({a.x, a.y, a.dy, a.dx}, a.rows * a.cols)};
+}
+
 struct NormKernels {
   static constexpr const char* kName = "norm";
   static const NormKernels* reference();

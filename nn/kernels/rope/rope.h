@@ -21,6 +21,10 @@ struct RopeArgs {
   const float* inv_freq = nullptr;  // [head_dim / 2]
 };
 
+inline Work work_of(const Device&, const RopeArgs& a) {
+  return {.bytes = bytes_of({a.x, a.y}, a.batch * a.seq * a.heads * a.head_dim)};
+}
+
 /// How Llama 3.1 and later stretch the angles to longer sequences: `rope_type` "llama3" of Hugging Face's
 /// config.json, whose names these are. Wavelengths above original_max_position_embeddings / low_freq_factor
 /// become `factor` times longer, those below original_max_position_embeddings / high_freq_factor stay, and

@@ -16,6 +16,10 @@ struct SoftmaxArgs {
   Ref dy{}, dx{};  // backward
 };
 
+inline Work work_of(const Device&, const SoftmaxArgs& a) {
+  return {.bytes = bytes_of({a.x, a.y, a.dy, a.dx}, a.rows * a.cols)};
+}
+
 struct SoftmaxKernels {
   static constexpr const char* kName = "softmax";
   static const SoftmaxKernels* reference();

@@ -33,6 +33,11 @@ std::vector<std::vector<int>> ChunkLists::cut(std::vector<std::deque<int>> queue
       for (size_t owner = 0; owner < queues.size(); ++owner) {
         if (closed[owner] || queues[owner].empty()) continue;
         const int i = queues[owner].front();
+        // Most chunks end by their owners' matrices: the many ranks that hold the next one are not asked then.
+        if (!chunk.empty() && !owners_have_room(i, recv)) {
+          closed[owner] = true;
+          continue;
+        }
         const auto extra = needs(i);
         const bool fits = std::all_of(extra.begin(), extra.end(), [&](const Need& n) {
           const auto r = static_cast<size_t>(n.rank);
@@ -54,6 +59,15 @@ std::vector<std::vector<int>> ChunkLists::cut(std::vector<std::deque<int>> queue
     chunks.push_back(std::move(chunk));
   }
   return chunks;
+}
+
+bool ChunkLists::owners_have_room(int i, const std::vector<int64_t>& recv) const {
+  const PlanEntry& e = view_.entry(i);
+  for (size_t k = 0; k < e.owners.size(); ++k) {
+    const int64_t more = view_.owned(i, k).size() + gram_elements(i);
+    if ((recv[static_cast<size_t>(e.owners[k])] + more) * view_.plan.copies > limit_) return false;
+  }
+  return true;
 }
 
 std::vector<ChunkLists::Need> ChunkLists::needs(int i) const {

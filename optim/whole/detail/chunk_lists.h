@@ -27,6 +27,8 @@ class ChunkLists {
     int64_t send = 0, recv = 0;
   };
   std::vector<Need> needs(int i) const;
+  /// Returns whether the part of needs() that owners receive fits beside `recv`, by rank.
+  bool owners_have_room(int i, const std::vector<int64_t>& recv) const;
   /// Returns the elements of the Gram matrix that is summed for it, if any.
   int64_t gram_elements(int i) const;
   int64_t size_of(int i) const { return view_.matrix(i).numel() + gram_elements(i); }

@@ -24,7 +24,7 @@ using ::testing::Not;
 TEST(Config, BoundsAreChecked) {
   const std::pair<const char*, const char*> wrong[] = {{"--ranks", "0"},
                                                        {"--ranks", "-1"},
-                                                       {"--ranks", "1025"},
+                                                       {"--ranks", "65537"},
                                                        {"--ranks", "99999999999999999999"},
                                                        {"--ranks", "2x"},
                                                        {"--ranks", "1.0"},

@@ -125,6 +125,7 @@ TrainConfig other_config() {
   c.metrics = "m.jsonl";
   c.log_dir = "events";
   c.measure_peak = false;
+  c.plan = false;
   c.loss_svg = "l.svg";
   c.trace = "t.json";
   c.timeline = "t.svg";
@@ -226,7 +227,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "nccl_register_buffers": false, "nccl_windows": false, "nccl_nvls": false, "tf32": false, "symmetric_products": "auto", "attention": "auto", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
     "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "save_retry": "10m", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
-    "eval_every": 0, "eval_windows": null, "metrics": "", "log_dir": "", "measure_peak": true, "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32", "export_hf": "",
+    "eval_every": 0, "eval_windows": null, "metrics": "", "log_dir": "", "measure_peak": true, "plan": true, "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32", "export_hf": "",
     "quiet": false, "eval_only": false, "sample_only": false, "sample": 0, "prompt": "", "temperature": 0.7, "top_p": 1.0, "prompt_tokens": "", "tokenizer": ""})");
   nlohmann::ordered_json shown = to_json(c);
   shown["data"] = "";

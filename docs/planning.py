@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/planning.md and docs/kimi-k2.md from what `sherd plan` says, and docs/plan_sweep.svg.
+
+Usage: docs/planning.py [--time] [BUILD]     BUILD: build/release
+A table stands between lines <!-- NAME --> and <!-- end -->. --time measures this machine and trains on it (the table "time"),
+which needs an idle machine; without it that table stays as it is.
+"""
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ARGUMENTS = [a for a in sys.argv[1:] if a != '--time']
+BIN = Path(ARGUMENTS[0] if ARGUMENTS else ROOT / 'build/release').resolve() / 'bin'
+GIB = 2 ** 30
+
+
+def run(*command):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f'{" ".join(map(str, command))}: {done.stderr}')
+    return done.stdout
+
+
+def plan(flags):
+    return json.loads(run(BIN / 'sherd', 'plan', '--json', *flags.split()))
+
+
+def table(head, rows):
+    lines = ['| ' + ' | '.join(head) + ' |', '|' + '---|' * len(head)]
+    return '\n'.join(lines + ['| ' + ' | '.join(str(c) for c in r) + ' |' for r in rows])
+
+
+def percent(predicted, measured):
+    return f'{100 * (predicted / measured - 1):+.1f} %'
+
+
+def peak(p):
+    return p['ranks'][0]['peak_bytes'] / GIB
+
+
+# Published tokens/s and model TFLOP/s of a GPU: Megatron Bridge and NeMo, 2025 and 2026.
+PAIRS = [('llama3-8b', 8192, 14451, 744, '8 H100, FP8'), ('llama3-70b', 8192, 5248, 2348, '64 GB300, FP8'),
+         ('llama3-70b', 8192, 4224, 1892, '64 GB200, FP8'), ('llama3-70b', 8192, 866.8, 389, '64 H100, bf16'),
+         ('qwen3-30b-a3b', 4096, 12040, 277, '8 H100'), ('deepseek-v3', 4096, 1002, 250, '256 H100'),
+         ('deepseek-v3', 4096, 865, 216, '1024 H100'), ('kimi-k2', 4096, 924, 189, '256 H100, bf16')]
+
+
+def flops():
+    rows = []
+    for preset, seq, tokens, tflops, where in PAIRS:
+        f = plan(f'--preset {preset} --seq {seq} --world 1')['flops_per_token']
+        rows.append([preset, where, f'{f / 1e9:.2f}', f'{tokens:,}', f'{tflops:,}', percent(f * tokens / 1e12, tflops)])
+    return table(['model', 'GPUs', 'GFLOP per token', 'tokens/s', 'published TFLOP/s', 'error'], rows)
+
+
+LLAMA = '--preset llama3-8b --hardware h100 --seq 8192'
+# torchtitan, benchmarks/llama3_h100_202412: eager, selective recomputation of single operations.
+TITAN = {8: (82.4, 5762, 6667), 128: (67.0, 5605, 6514)}
+
+
+def memory():
+    plans = {n: plan(f'{LLAMA} --world {n} --batch {2 * n}') for n in TITAN}
+    rows = [[f'{n} H100', f'{peak(p):.1f}', TITAN[n][0], percent(peak(p), TITAN[n][0])] for n, p in plans.items()]
+    d, m = peak(plans[8]) - peak(plans[128]), TITAN[8][0] - TITAN[128][0]
+    rows.append(['difference', f'{d:.1f}', f'{m:.1f}', percent(d, m)])
+    return table(['Llama 3.1 8B, FSDP', 'predicted GiB', 'published GiB', 'error'], rows)
+
+
+def rate(p, gpus, efficiency):
+    """Tokens/s of a GPU where products reach a part of the profile's rates."""
+    ms = p['step_ms']
+    return p['tokens_per_s'] * ms['total'] / (ms['total'] + ms['compute'] * (1 / efficiency - 1)) / gpus
+
+
+def published_time():
+    runs = [('Llama 3.1 8B, 8 H100, compiled', 8, 6667, f'{LLAMA} --world 8 --batch 16'),
+            ('Llama 3.1 8B, 128 H100, compiled', 128, 6514, f'{LLAMA} --world 128 --batch 256'),
+            ('Llama 3 70B, 64 H100', 64, 866.8, '--preset llama3-70b --hardware h100 --world 64 --batch 64 --seq 8192'),
+            ('Qwen3 30B-A3B, 8 H100, EP8', 8, 12040,
+             '--preset qwen3-30b-a3b --hardware h100 --world 8 --expert-parallel 8 --batch 8 --seq 4096')]
+    plans = [(name, gpus, tokens, plan(flags)) for name, gpus, tokens, flags in runs]
+    _, gpus, tokens, first = plans[0]
+    low, high = .05, 1.
+    for _ in range(60):  # the efficiency that the first row implies
+        middle = (low + high) / 2
+        low, high = (middle, high) if rate(first, gpus, middle) < tokens else (low, middle)
+    rows = [[name, 'fitted' if p is first else 'predicted', f'{rate(p, g, low):,.0f}', f'{t:,}', percent(rate(p, g, low), t)]
+            for name, g, t, p in plans]
+    return (f'Fitted on the first row: {low:.3f} of the rate of large products.\n\n' +
+            table(['model', 'use', 'tokens/s per GPU', 'published', 'error'], rows))
+
+
+# Sizes other than those of the models by whose steps --measure takes the times of operations.
+SIZES = '--dim 384 --layers 3 --heads 6 --seq 128 --batch 16'
+HERE = [(1, SIZES), (1, SIZES + ' --optimizer muon'), (1, SIZES + ' --precision bf16'), (1, SIZES + ' --recompute blocks'),
+        (2, SIZES), (2, SIZES + ' --optimizer muon'), (2, SIZES + ' --strategy zero1'), (2, SIZES + ' --grad-accum 2')]
+
+
+def time_here():
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks, flags in HERE:
+            profile, metrics = Path(folder) / f'{ranks}.json', Path(folder) / 'metrics.jsonl'
+            common = ['--ranks', ranks, '--threads', 1, *flags.split()]
+            if not profile.exists():
+                run(BIN / 'sherd', 'plan', '--measure', profile, '--ranks', ranks, '--threads', 1)
+            run(BIN / 'train_gpt', '--steps', 12, '--metrics', metrics, '--measure-peak', 'false', *common)
+            steps = [json.loads(line)['step_ms'] for line in metrics.read_text().splitlines()[4:]]
+            measured = statistics.median(steps)
+            p = plan(f'--hardware {profile} ' + ' '.join(map(str, common)))['step_ms']['total']
+            rows.append([ranks, f'`{flags.removeprefix(SIZES).strip() or "adamw, fp32"}`', f'{p:.1f}', f'{measured:.1f}',
+                         percent(p, measured)])
+    return table(['ranks', 'flags', 'predicted ms', 'measured ms', 'error'], rows)
+
+
+KIMI = '--preset kimi-k2 --world 256 --recompute blocks --strategy zero1'
+B200 = KIMI + ' --hardware b200 --pipeline 16 --expert-parallel 16 --accumulation 128'
+MUON = ' --optimizer muon --muon-working bf16'
+
+
+def kimi_row(name, flags):
+    p = plan(flags)
+    by, ms = p['ranks'][0]['by_class'], p['step_ms']
+    state = sum(by[k] for k in ('parameter', 'master', 'gradient', 'optimizer')) / GIB
+    gpus = int(re.search(r'--world (\d+)', flags)[1])
+    tflops = p['tokens_per_s'] * p['flops_per_token'] / gpus / 1e12
+    # The optimizer's part of the step counts as Newton-Schulz throughput, as the published pair does.
+    extra = p['newton_schulz_flops'] / (ms['total'] / 1e3) / 1e12
+    return [name, f'{tflops:.0f}', f'{extra:.0f}' if extra else '-', f'{ms["total"] / 1e3:.2f}', f'{state:.1f}',
+            f'{by["activation"] / GIB:.1f}', f'{peak(p):.1f}', 'yes' if p['fits'] else 'no']
+
+
+KIMI_HEAD = ['optimizer', 'model TFLOP/s', '+ Newton-Schulz', 'step s', 'weights, gradients, state GiB', 'activations GiB',
+             'peak GiB', 'fits']
+
+
+def kimi():
+    return table(KIMI_HEAD, [
+        kimi_row('element-wise distributed AdamW', B200),
+        kimi_row('layer-wise distributed Muon', B200 + MUON + ' --layout whole_param'),
+        kimi_row('Muon, owner', B200 + MUON + ' --muon-mode owner'),
+        kimi_row('Muon, Gram matrices summed', B200 + ' --optimizer muon --muon-allow-inexact'),
+        kimi_row('Muon, owner, Gram form of the iteration', B200 + ' --optimizer muon --ns-form gram --muon-mode owner')])
+
+
+def kimi_published():
+    gb300 = KIMI + ' --hardware gb300 --pipeline 4 --expert-parallel 64 --accumulation 32 --batch 4096'
+    h100 = KIMI.replace('zero1', 'zero3') + ' --hardware h100 --pipeline 8 --expert-parallel 32 --accumulation 64'
+    rows = []
+    for name, flags, published in [('256 GB300, AdamW', gb300, '1,051 (MXFP8)'),
+                                   ('256 GB300, Muon', gb300 + MUON + ' --layout whole_param', '1,029 + 51 (MXFP8)'),
+                                   ('256 H100, AdamW', h100, '189 (bf16)')]:
+        row = kimi_row(name, flags)
+        rows.append(row[:3] + [published] + row[3:4] + row[6:])
+    return table(['GPUs', 'predicted TFLOP/s', '+ Newton-Schulz', 'published', 'step s', 'peak GiB', 'fits'], rows)
+
+
+def example():
+    return '    ' + run(BIN / 'sherd', 'plan', *LLAMA.split(), '--world', 8, '--batch', 16, '--recompute',
+                        'blocks').rstrip().replace('\n', '\n    ')
+
+
+def sweep():
+    return '    ' + run(BIN / 'sherd', 'plan', *'--preset llama3-70b --hardware h100 --optimizer muon --recompute blocks --sweep '
+                        'world=64..65536 --svg'.split(), ROOT / 'docs/plan_sweep.svg').rstrip().replace('\n', '\n    ')
+
+
+def main():
+    tables = {'example': example, 'flops': flops, 'memory': memory, 'published time': published_time, 'sweep': sweep,
+              'kimi': kimi, 'kimi published': kimi_published}
+    if '--time' in sys.argv:
+        tables['time'] = time_here
+    for page in (ROOT / 'docs/planning.md', ROOT / 'docs/kimi-k2.md'):
+        text = page.read_text()
+        for name, make in tables.items():
+            place = re.compile(f'(<!-- {name} -->\n).*?(<!-- end -->)', re.S)
+            if place.search(text):
+                made = make()
+                text = place.sub(lambda m: m[1] + made + '\n' + m[2], text)
+        page.write_text(text)
+
+
+main()

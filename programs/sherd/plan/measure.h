@@ -1,0 +1,14 @@
+// Profile of this machine, by measurements and by steps of small models.
+#pragma once
+
+#include <sherd/train/plan/hardware_profile.h>
+
+#include "config.h"
+
+namespace sherd::tools {
+
+/// Measures with the run's ranks, threads and device: the rates of measure_hardware(), and the times of operations
+/// beside them in steps of byte models with AdamW and Muon, in fp32 and bf16.
+[[nodiscard]] HardwareProfile measure_machine(const train_gpt::TrainConfig& config);
+
+}  // namespace sherd::tools

@@ -1,0 +1,115 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <sherd/train/report/timeline.h>
+
+namespace sherd::tools {
+namespace {
+
+using train_gpt::Forecast;
+
+/// Worlds up to here have all their ranks planned.
+constexpr int64_t kAll = 8;
+
+train_gpt::ForecastOptions options_of(const PlanRequest& r) {
+  const bool gpu = r.config.device == "cuda";
+  train_gpt::ForecastOptions options{.ranks_per_host = r.hardware.ranks_per_host};
+  options.device.total_memory = gpu ? r.hardware.memory_bytes : 0;
+  options.device.threads = std::max(1, static_cast<int>(r.config.threads));
+  // Scratch memory of the kernels of GPUs is not known here.
+  options.device.kernels = gpu || r.config.kernels == "reference" ? KernelSet::reference : KernelSet::cpu;
+  if (r.shape)
+    options.build = [shape = middle_stage(*r.shape, r.pipeline)](
+                        const train_gpt::TrainConfig&, const nn::TensorParallel&,
+                        const nn::ExpertParallel& ep) { return planned_model(shape, ep); };
+  return options;
+}
+
+/// Further ranks, once the first one's plan is known.
+std::set<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks which) {
+  std::set<int> ranks;
+  const std::vector<double>& cost = first.newton_schulz_cost;
+  // A team of fewer ranks than the world has does not say which of the world's they are.
+  if (std::ssize(cost) == world) {
+    ranks.insert(static_cast<int>(std::ranges::max_element(cost) - cost.begin()));
+    if (which == PlannedRanks::several)
+      ranks.insert(static_cast<int>(std::ranges::min_element(cost) - cost.begin()));
+  }
+  if (which == PlannedRanks::several)
+    for (int64_t r = world <= kAll ? 1 : world - 1; r < world; ++r) ranks.insert(static_cast<int>(r));
+  ranks.erase(0);
+  return ranks;
+}
+
+/// Bytes that a stage keeps of a microbatch between its forward and its backward: with recomputation the blocks' inputs.
+int64_t kept_activations(const PlanRequest& r, const RankForecast& rank) {
+  if (r.config.recompute != "blocks") return rank.by_class.at("activation");
+  const int64_t rows = r.config.batch / (r.config.data_ranks() * r.config.grad_accum) * r.config.seq;
+  return middle_stage(*r.shape, r.pipeline).layers * rows * r.shape->dim *
+         size_of(train_gpt::dtype_named(r.config.precision));
+}
+
+/// A pipeline's stages work on microbatches one behind the other (1F1B; Narayanan et al., 2021): the first ones
+/// and the last ones wait, and a stage keeps the activations of as many microbatches as there are stages.
+void add_pipeline(const PlanRequest& r, RankForecast& rank, StepTime& time) {
+  if (r.pipeline == 1) return;
+  const auto microbatches = static_cast<double>(r.config.grad_accum);
+  const double wait = (r.pipeline - 1) / microbatches * (time.total - time.optimizer);
+  time.exposed_communication += wait;
+  time.total += wait;
+  const int64_t others = std::min<int64_t>(r.pipeline, r.config.grad_accum) - 1;
+  const int64_t kept = others * kept_activations(r, rank);
+  rank.peak_bytes += kept;
+  rank.by_class["activation"] += kept;
+}
+
+}  // namespace
+
+Plan make_plan(const PlanRequest& r, PlannedRanks which) {
+  const train_gpt::ForecastOptions options = options_of(r);
+  Plan plan;
+  const auto take = [&](Forecast f) {
+    StepTime time = play(f.rank.record, r.hardware);
+    add_pipeline(r, f.rank, time);
+    if (time.total > plan.time.total) plan.time = time;
+    f.rank.record = {};
+    plan.ranks.push_back(std::move(f.rank));
+  };
+  Forecast first = train_gpt::forecast(r.config, 0, options);
+  plan.parameters = first.parameters;
+  plan.active_parameters = first.active_parameters;
+  plan.flops_per_token = first.flops_per_token;
+  if (r.shape) {
+    const ParameterCount count = count_parameters(*r.shape);
+    plan.parameters = count.all;
+    plan.active_parameters = count.active;
+    plan.flops_per_token = training_flops(token_work(*r.shape), r.config.seq);
+  }
+  const std::set<int> further = further_ranks(first, r.config.ranks, which);
+  take(std::move(first));
+  for (const int rank : further) take(train_gpt::forecast(r.config, rank, options));
+  std::ranges::stable_sort(plan.ranks, std::greater<>(), &RankForecast::peak_bytes);
+
+  const auto tokens = static_cast<double>(r.config.batch * r.config.seq);
+  plan.tokens_per_s = tokens / plan.time.total;
+  plan.flops_per_s =
+      plan.tokens_per_s * plan.flops_per_token / static_cast<double>(r.config.ranks * r.pipeline);
+  plan.mfu = plan.flops_per_s / r.hardware.peak_flops;
+  const RankForecast& most = plan.most_loaded();
+  plan.fits = most.peak_bytes + most.by_class.at("slack") <= r.hardware.memory_bytes;
+  plan.notes = r.notes;
+  return plan;
+}
+
+std::string predicted_trace(const PlanRequest& r) {
+  const Forecast f = train_gpt::forecast(r.config, 0, options_of(r));
+  Timeline timeline{.title = "predicted step", .marks = {{"step", 0}}};
+  (void)play(f.rank.record, r.hardware, &timeline.records);
+  return chrome_trace(timeline);
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,50 @@
+// Plan of a run: what each rank stores and moves, and how long a step is.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sherd/train/plan/hardware_profile.h>
+#include <sherd/train/plan/step_time.h>
+
+#include "config.h"
+#include "forecast.h"
+#include "planned_model.h"
+
+namespace sherd::tools {
+
+struct PlanRequest {
+  /// Of the run; with a pipeline of one stage: ranks are the stage's.
+  train_gpt::TrainConfig config;
+  HardwareProfile hardware;
+  std::optional<PlannedShape> shape = {};  // of a model that is planned only, all stages
+  int pipeline = 1;
+  std::vector<std::string> notes = {};  // what the plan assumes, a line each
+};
+
+struct Plan {
+  int64_t parameters = 0, active_parameters = 0;  // of the whole model, all stages
+  double flops_per_token = 0;
+  std::vector<RankForecast> ranks;  // by descending peak
+  StepTime time;                    // of the slowest of them
+  double tokens_per_s = 0;          // of all ranks
+  double flops_per_s = 0, mfu = 0;  // model FLOPs of a rank
+  bool fits = false;
+  std::vector<std::string> notes;
+
+  const RankForecast& most_loaded() const { return ranks.front(); }
+};
+
+/// Ranks to plan besides the first and the last: those with the most and the least Newton-Schulz work. few: the first
+/// and the one with the most alone.
+enum class PlannedRanks { several, few };
+
+/// @throws as train_gpt::forecast().
+[[nodiscard]] Plan make_plan(const PlanRequest& request, PlannedRanks which = PlannedRanks::several);
+
+/// Returns rank 0's predicted step in the Chrome trace format, as train_gpt --trace writes measured ones.
+std::string predicted_trace(const PlanRequest& request);
+
+}  // namespace sherd::tools

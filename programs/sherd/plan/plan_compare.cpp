@@ -1,0 +1,103 @@
+#include "plan_compare.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/kernels/device/error.h>
+
+#include "plan_report.h"
+#include "text.h"
+
+namespace sherd::tools {
+namespace {
+
+struct MuonChoice {
+  const char* mode;
+  bool inexact;
+};
+
+int64_t held(const Plan& p) { return p.most_loaded().peak_bytes + p.most_loaded().by_class.at("slack"); }
+
+/// Part of the step in which a candidate loses most to the first.
+std::string slower(const StepTime& first, const StepTime& t) {
+  const std::tuple<double, const char*> parts[] = {
+      {t.exposed_communication - first.exposed_communication, "exposed communication"},
+      {t.optimizer - first.optimizer, "optimizer"},
+      {t.compute - first.compute, "compute"}};
+  const auto [seconds, part] = *std::ranges::max_element(parts);
+  return fmt::format("{:.1f} % slower: {:.2f} ms more of {}", 100 * (t.total / first.total - 1),
+                     seconds * 1e3, part);
+}
+
+std::string reason(const Candidate& first, const Candidate& c) {
+  if (!c.plan.fits)
+    return fmt::format("does not fit: {} of {}", bytes_text(held(c.plan)),
+                       bytes_text(c.request.hardware.memory_bytes));
+  if (&c == &first || c.plan.time.total <= first.plan.time.total) return "fastest that fits";
+  return slower(first.plan.time, c.plan.time);
+}
+
+std::vector<PlanRequest> requests_of(const PlanRequest& base) {
+  const bool muon = base.config.optimizer == "muon";
+  std::vector<PlanRequest> all;
+  for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"})
+    for (const char* layout : {"ragged", "even_rows", "whole_param"})
+      for (const MuonChoice m : {MuonChoice{"owner", false}, {"auto", true}, {"gather", false}}) {
+        if (!muon && m.mode != std::string_view("owner")) continue;
+        PlanRequest r = base;
+        r.config.strategy = strategy;
+        r.config.layout = layout;
+        if (muon) {
+          r.config.muon_mode = m.mode;
+          r.config.muon_allow_inexact = m.inexact;
+        }
+        all.push_back(std::move(r));
+      }
+  return all;
+}
+
+/// A mode that sums Gram matrices is called gram.
+std::string mode_of(const train_gpt::TrainConfig& c) {
+  if (c.optimizer != "muon") return "-";
+  return c.muon_allow_inexact ? "gram" : c.muon_mode;
+}
+
+}  // namespace
+
+std::vector<Candidate> compare_plans(const PlanRequest& base) {
+  std::vector<Candidate> all;
+  for (PlanRequest& r : requests_of(base)) {
+    Plan plan = make_plan(r, PlannedRanks::few);
+    all.push_back({std::move(r), std::move(plan), ""});
+  }
+  std::ranges::stable_sort(all, {}, [](const Candidate& c) {
+    return std::tuple(!c.plan.fits, c.plan.fits ? c.plan.time.total : static_cast<double>(held(c.plan)));
+  });
+  for (Candidate& c : all) c.why = reason(all.front(), c);
+  return all;
+}
+
+std::string candidates_table(const std::vector<Candidate>& candidates) {
+  std::string text = fmt::format("  {:<20}{:<13}{:<8}{:>12}{:>12}  {}\n", "strategy", "layout", "muon",
+                                 "memory", "step", "why");
+  for (const Candidate& c : candidates)
+    text += fmt::format("  {:<20}{:<13}{:<8}{:>12}{:>9.1f} ms  {}\n", c.request.config.strategy,
+                        c.request.config.layout, mode_of(c.request.config), bytes_text(held(c.plan)),
+                        c.plan.time.total * 1e3, c.why);
+  return text;
+}
+
+nlohmann::ordered_json candidates_json(const std::vector<Candidate>& candidates) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const Candidate& c : candidates) {
+    all.push_back(plan_json(c.request, c.plan));
+    all.back()["muon_mode"] = mode_of(c.request.config);
+    all.back()["why"] = c.why;
+  }
+  return all;
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,96 @@
+#include "plan_report.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "text.h"
+
+namespace sherd::tools {
+
+using nlohmann::ordered_json;
+
+namespace {
+
+std::string ms(double seconds) { return fmt::format("{:.2f} ms", seconds * 1e3); }
+
+std::string heading(const PlanRequest& r, const Plan& p) {
+  const train_gpt::TrainConfig& c = r.config;
+  std::string text = fmt::format(
+      "{} parameters, {} active; {:.2f} GFLOP per token\n{} ranks of {}; {}{}{}; layout {}; {}; {} {}\n",
+      p.parameters, p.active_parameters, p.flops_per_token / 1e9, c.ranks * r.pipeline, r.hardware.name,
+      c.strategy, c.replicas > 1 ? fmt::format(", {} replicas, outer {}", c.replicas, c.outer) : "",
+      r.pipeline > 1 ? fmt::format(", {} stages", r.pipeline) : "", c.layout, c.precision, c.optimizer,
+      c.optimizer == "muon" ? c.muon_mode : "");
+  return text + fmt::format("{} sequences of {} tokens per step, {} microbatch{}\n\n", c.batch, c.seq,
+                            c.grad_accum, c.grad_accum == 1 ? "" : "es");
+}
+
+std::string memory_table(const PlanRequest& r, const Plan& p) {
+  const RankForecast &most = p.ranks.front(), &least = p.ranks.back();
+  std::string text = fmt::format("  {:<22}{:>14}{:>14}\n", "memory at the peak",
+                                 fmt::format("rank {}", most.rank), fmt::format("rank {}", least.rank));
+  for (const auto& [name, bytes] : most.by_class)
+    text +=
+        fmt::format("  {:<22}{:>14}{:>14}\n", name, bytes_text(bytes), bytes_text(least.by_class.at(name)));
+  text += fmt::format("  {:<22}{:>14}{:>14}\n", "peak without slack", bytes_text(most.peak_bytes),
+                      bytes_text(least.peak_bytes));
+  return text + fmt::format("  {} in {} of a rank\n\n", p.fits ? "fits" : "DOES NOT FIT",
+                            bytes_text(r.hardware.memory_bytes));
+}
+
+}  // namespace
+
+std::string plan_table(const PlanRequest& r, const Plan& p) {
+  std::string text = heading(r, p) + memory_table(r, p);
+  text += fmt::format("  {:<22}{:>10}{:>10}{:>14}\n", "collectives of a step", "link", "calls", "bytes");
+  for (const PlannedCollective& c : p.most_loaded().collectives)
+    text += fmt::format("  {:<22}{:>10}{:>10}{:>14}\n", c.name, c.link, c.calls, bytes_text(c.bytes));
+  text += fmt::format("\n  step {}: compute {}, exposed communication {}, optimizer {}\n", ms(p.time.total),
+                      ms(p.time.compute), ms(p.time.exposed_communication), ms(p.time.optimizer));
+  text += fmt::format(
+      "  {:.0f} tokens/s, {:.1f} TFLOP/s of a rank, MFU {:.1f} %; Newton-Schulz {:.2f} TFLOP\n",
+      p.tokens_per_s, p.flops_per_s / 1e12, 100 * p.mfu, p.most_loaded().newton_schulz_flops / 1e12);
+  for (const std::string& note : p.notes) text += "note: " + note + "\n";
+  return text;
+}
+
+ordered_json plan_json(const PlanRequest& r, const Plan& p) {
+  ordered_json ranks = ordered_json::array(), collectives = ordered_json::array();
+  for (const RankForecast& f : p.ranks)
+    ranks.push_back({{"rank", f.rank}, {"peak_bytes", f.peak_bytes}, {"by_class", f.by_class}});
+  for (const PlannedCollective& c : p.most_loaded().collectives)
+    collectives.push_back({{"name", c.name}, {"link", c.link}, {"calls", c.calls}, {"bytes", c.bytes}});
+  return {{"parameters", p.parameters},
+          {"active_parameters", p.active_parameters},
+          {"flops_per_token", p.flops_per_token},
+          {"strategy", r.config.strategy},
+          {"layout", r.config.layout},
+          {"muon_mode", r.config.optimizer == "muon" ? ordered_json(r.config.muon_mode) : ordered_json()},
+          {"ranks", std::move(ranks)},
+          {"collectives", std::move(collectives)},
+          {"newton_schulz_flops", p.most_loaded().newton_schulz_flops},
+          {"step_ms",
+           {{"total", p.time.total * 1e3},
+            {"compute", p.time.compute * 1e3},
+            {"exposed_communication", p.time.exposed_communication * 1e3},
+            {"optimizer", p.time.optimizer * 1e3}}},
+          {"tokens_per_s", p.tokens_per_s},
+          {"mfu", p.mfu},
+          {"fits", p.fits},
+          {"notes", p.notes}};
+}
+
+const char* const kPlanJsonHelp = R"(--json prints one object:
+  parameters, active_parameters   elements of the whole model, and of those that a token meets
+  flops_per_token                 of the model, forward and backward, by formula
+  strategy, layout, muon_mode     muon_mode null without Muon
+  ranks        [{rank, peak_bytes, by_class {name: bytes}}], by descending peak_bytes; by_class at the time of the peak,
+               slack: what the allocator keeps above it
+  collectives  [{name, link, calls, bytes}] of the most loaded rank in a step; link host or network; bytes received
+  newton_schulz_flops             of that rank in a step
+  step_ms      {total, compute, exposed_communication, optimizer}, of the slowest of the ranks
+  tokens_per_s of all ranks; mfu: part of the peak of 16-bit products; fits: true or false; notes: assumptions
+With --compare also: candidates, an array of such objects with why, the fastest that fits first.
+)";
+
+}  // namespace sherd::tools

@@ -1,0 +1,198 @@
+// Forecasts beside runs: collectives and bytes are equal, peak memory is within 1 %.
+#include "forecast.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sherd/comm/launcher.h>
+
+#include "config.h"
+#include "parse_flags.h"
+#include "temporary_folder.h"
+#include "trainer.h"
+#include "windows.h"
+
+namespace train_gpt {
+namespace {
+
+/// What one rank's runtime counted in its third step.
+struct Counted {
+  std::map<std::string, std::pair<int64_t, int64_t>> comm;  // calls and bytes of all communicators
+  std::map<std::string, std::pair<int64_t, int64_t>> reported;
+  int64_t peak_bytes = 0, held_bytes = 0;
+  std::map<std::string, int64_t> by_class;
+};
+
+std::map<std::string, std::pair<int64_t, int64_t>> pairs_of(const sherd::CommCounts& counts) {
+  std::map<std::string, std::pair<int64_t, int64_t>> pairs;
+  for (auto& [name, c] : counts) pairs[name] = {c.calls, c.bytes};
+  return pairs;
+}
+
+sherd::LaunchOptions one_thread() {
+  return {.device = {.kernels = sherd::parse_cpu_kernels(TEST_KERNELS), .threads = 1}};
+}
+
+std::vector<Counted> run(const TrainConfig& config,
+                         const std::shared_ptr<const sherd::TokenWindows>& windows) {
+  std::vector<Counted> all(static_cast<size_t>(config.ranks));
+  sherd::launch(static_cast<int>(config.ranks), one_thread(), [&](sherd::RankContext& rank) {
+    Trainer trainer(rank, config, windows);
+    for (int i = 0; i < 2; ++i) trainer.train_step();
+    const sherd::CommCounts before = rank.world->counts();
+    sherd::Allocator& allocator = rank.device->allocator();
+    allocator.reset_peak();
+    const sherd::StepResult step = trainer.train_step();
+    Counted& c = all[static_cast<size_t>(rank.world->rank())];
+    c.comm = pairs_of(minus(rank.world->counts(), before));
+    c.reported = pairs_of(step.comm);
+    c.peak_bytes = allocator.peak_bytes();
+    c.held_bytes = allocator.peak_held_bytes();
+    for (const sherd::MemoryClass kind : sherd::kMemoryClasses)
+      c.by_class[std::string(name_of(kind))] = allocator.bytes_at_peak(kind);
+  });
+  return all;
+}
+
+struct Case {
+  const char* name;
+  std::vector<std::string> flags;
+  /// Rows that experts on other ranks get depend on the data: bytes of all_to_all_v are not compared.
+  bool exchanges_rows = false;
+  /// config.json; null: the byte model.
+  const char* model = nullptr;
+};
+
+constexpr const char* kLlama = R"({"model_type": "llama", "vocab_size": 128, "hidden_size": 64,
+  "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "max_position_embeddings": 64})";
+constexpr const char* kQwen3Moe = R"({"model_type": "qwen3_moe", "vocab_size": 128, "hidden_size": 64,
+  "intermediate_size": 96, "moe_intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+  "norm_topk_prob": true, "tie_word_embeddings": true, "max_position_embeddings": 64})";
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class ForecastOf : public testing::TestWithParam<Case> {
+ protected:
+  TrainConfig config() const {
+    std::vector<std::string> flags = GetParam().flags;
+    const std::string data = folder_.write("data.txt", text());
+    if (GetParam().model == nullptr) {
+      flags.insert(flags.end(), {"--data", data});
+    } else {
+      folder_.write("model/config.json", GetParam().model);
+      flags.insert(flags.end(), {"--model", folder_ / "model", "--from-scratch", "--tokens", data,
+                                 "--token-format", "u16"});
+    }
+    return parse(flags);
+  }
+
+ private:
+  /// Letters; as u16, tokens below 128.
+  static std::string text() {
+    std::string bytes(20'000, '\0');
+    for (size_t i = 0; i < bytes.size(); i += 2) bytes[i] = static_cast<char>('a' + i * i % 19);
+    return bytes;
+  }
+  TemporaryFolder folder_;
+};
+
+std::map<std::string, std::pair<int64_t, int64_t>> without_rows(
+    std::map<std::string, std::pair<int64_t, int64_t>> comm, bool exchanges) {
+  if (exchanges) comm["all_to_all_v"].second = 0;
+  return comm;
+}
+
+TEST_P(ForecastOf, EqualsTheRun) {
+  const TrainConfig c = config();
+  const std::vector<Counted> counted = run(c, open_windows(c));
+  for (int rank = 0; rank < c.ranks; ++rank) {
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    const Counted& real = counted[static_cast<size_t>(rank)];
+    const bool reference = std::string_view(TEST_KERNELS) == "reference";
+    const Forecast planned = forecast(
+        c, rank, {.device = {.kernels = reference ? sherd::KernelSet::reference : sherd::KernelSet::cpu}});
+    std::map<std::string, std::pair<int64_t, int64_t>> comm;
+    for (const sherd::PlannedCollective& p : planned.rank.collectives) {
+      comm[p.name].first += p.calls;
+      comm[p.name].second += p.bytes;
+    }
+    const bool rows = GetParam().exchanges_rows;
+    EXPECT_EQ(without_rows(comm, rows), without_rows(real.comm, rows));
+    EXPECT_EQ(without_rows(pairs_of(planned.comm), rows), without_rows(real.reported, rows));
+    if (rows) continue;
+    const double off =
+        static_cast<double>(planned.rank.peak_bytes - real.peak_bytes) / static_cast<double>(real.peak_bytes);
+    EXPECT_LE(std::abs(off), 0.01) << "planned " << planned.rank.peak_bytes << ", measured "
+                                   << real.peak_bytes << "\nplanned "
+                                   << testing::PrintToString(planned.rank.by_class) << "\nmeasured "
+                                   << testing::PrintToString(real.by_class);
+  }
+}
+
+std::vector<Case> cases() {
+  const std::vector<std::string> byte = {"--dim", "64",    "--layers", "3",       "--heads",
+                                         "4",     "--seq", "32",       "--batch", "16"};
+  const auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = byte;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto with_model = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--seq", "32", "--batch", "16"});
+    return more;
+  };
+  return {
+      {"one_rank_adamw", with({})},
+      {"one_rank_muon", with({"--optimizer", "muon"})},
+      {"zero0_adamw_2", with({"--ranks", "2", "--strategy", "zero0"})},
+      {"zero1_muon_owner_4",
+       with({"--ranks", "4", "--strategy", "zero1", "--optimizer", "muon", "--muon-mode", "owner"})},
+      {"zero2_muon_gather_2",
+       with({"--ranks", "2", "--strategy", "zero2", "--optimizer", "muon", "--muon-mode", "gather"})},
+      {"zero3_adamw_8", with({"--ranks", "8"})},
+      {"zero3_muon_owner_8", with({"--ranks", "8", "--optimizer", "muon", "--muon-mode", "owner"})},
+      {"zero3_muon_gram_4", with({"--ranks", "4", "--optimizer", "muon", "--muon-allow-inexact"})},
+      {"zero3_muon_gather_4", with({"--ranks", "4", "--optimizer", "muon", "--muon-mode", "gather"})},
+      {"zero3_bf16_muon_4",
+       with({"--ranks", "4", "--optimizer", "muon", "--precision", "bf16", "--muon-payload", "bf16"})},
+      {"even_rows_zero2_4", with({"--ranks", "4", "--strategy", "zero2", "--layout", "even_rows"})},
+      {"whole_param_zero1_muon_4",
+       with({"--ranks", "4", "--strategy", "zero1", "--layout", "whole_param", "--optimizer", "muon"})},
+      {"whole_param_zero2_muon_4", with({"--ranks", "4", "--strategy", "zero2", "--layout", "whole_param",
+                                         "--bucket-size", "60000", "--optimizer", "muon"})},
+      {"whole_param_zero3_muon_4", with({"--ranks", "4", "--layout", "whole_param", "--optimizer", "muon"})},
+      {"hsdp_zero3_muon_4", with({"--ranks", "4", "--replicas", "2", "--optimizer", "muon"})},
+      {"hsdp_outer_optim_zero2_4",
+       with({"--ranks", "4", "--replicas", "2", "--strategy", "zero2", "--outer", "optim"})},
+      {"accumulation_zero2_4", with({"--ranks", "4", "--strategy", "zero2", "--grad-accum", "2"})},
+      {"accumulation_zero3_muon_2", with({"--ranks", "2", "--grad-accum", "4", "--optimizer", "muon"})},
+      {"recompute_zero3_4", with({"--ranks", "4", "--recompute", "blocks"})},
+      {"no_reshard_prefetch_2",
+       with({"--ranks", "2", "--reshard-after-forward", "false", "--prefetch", "2"})},
+      {"tp_2_zero3_muon_4", with({"--ranks", "4", "--tp", "2", "--optimizer", "muon"})},
+      {"tp_2_distributed_muon_4", with({"--ranks", "4", "--tp", "2", "--optimizer", "muon", "--muon-tensor",
+                                        "distributed", "--muon-allow-inexact"})},
+      {"experts_zero3_muon_4", with({"--ranks", "4", "--experts", "4", "--optimizer", "muon"})},
+      {"expert_parallel_2_zero3_4", with({"--ranks", "4", "--experts", "4", "--expert-parallel", "2"}), true},
+      {"llama_zero3_muon_4", with_model({"--ranks", "4", "--optimizer", "muon"}), false, kLlama},
+      {"llama_bf16_recompute_zero2_2",
+       with_model({"--ranks", "2", "--strategy", "zero2", "--precision", "bf16", "--recompute", "blocks"}),
+       false, kLlama},
+      {"llama_tp_2_sequence_parallel_4",
+       with_model({"--ranks", "4", "--tp", "2", "--sequence-parallel", "true", "--optimizer", "muon"}), false,
+       kLlama},
+      {"qwen3_moe_zero3_muon_4", with_model({"--ranks", "4", "--optimizer", "muon"}), false, kQwen3Moe},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Runs, ForecastOf, testing::ValuesIn(cases()),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+}  // namespace
+}  // namespace train_gpt

@@ -1,0 +1,126 @@
+// Records played on hand-made profiles, and profiles as files.
+#include <sherd/train/plan/step_time.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sherd/kernels/device/error.h>
+
+#include "support/message_of.h"
+
+namespace sherd {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::HasSubstr;
+
+/// 1 GFLOP/s, 1 GB/s of memory and links, no latencies, two ranks on a host.
+HardwareProfile simple() {
+  return {.name = "simple",
+          .memory_bytes = 1 << 30,
+          .ranks_per_host = 2,
+          .peak_flops = 1e9,
+          .memory_bytes_per_s = 1e9,
+          .operation_s = 0,
+          .products_16 = {{1, 1e9}},
+          .products_32 = {{1, 1e9}},
+          .host = {0, {{1, 1e9}}},
+          .network = {0, {{1, 1e9}}}};
+}
+
+DryEntry product(int stream, double seconds, const char* what = "gemm") {
+  return {.stream = stream, .what = what, .work = {.flops = seconds * 1e9}};
+}
+DryEntry event(int stream, DryEntry::Kind kind, int64_t number) {
+  return {.kind = kind, .stream = stream, .number = number};
+}
+
+TEST(StepTime, StreamsOverlapAndWaitForEvents) {
+  using enum DryEntry::Kind;
+  DryRecord r;
+  r.streams = {"compute", "gather"};
+  r.exchanges = {
+      {"all_gather", "", 2'000'000'000, std::make_shared<const std::vector<int>>(std::vector{0, 1})}};
+  // A gather of 2 s beside a product of 1 s, a product of 3 s behind both, then an update of 0.5 s.
+  r.entries = {{.kind = exchange, .stream = 1},
+               event(1, record, 1),
+               product(0, 1),
+               event(0, wait, 1),
+               product(0, 3),
+               product(0, 0, "update begins"),
+               product(0, 0.5, "adamw")};
+  const StepTime t = play(r, simple());
+  EXPECT_THAT(t.total, DoubleNear(5.5, 1e-9));
+  EXPECT_THAT(t.compute, DoubleNear(4, 1e-9));
+  EXPECT_THAT(t.exposed_communication, DoubleNear(1, 1e-9));
+  EXPECT_THAT(t.optimizer, DoubleNear(0.5, 1e-9));
+}
+
+TEST(StepTime, ALinkCarriesOneCollectiveAtATime) {
+  using enum DryEntry::Kind;
+  DryRecord r;
+  r.streams = {"compute", "gather", "reduce"};
+  const auto ranks = std::make_shared<const std::vector<int>>(std::vector{0, 1});
+  r.exchanges = {{"all_gather", "", 1'000'000'000, ranks}, {"reduce_scatter", "", 1'000'000'000, ranks}};
+  r.entries = {{.kind = exchange, .stream = 1, .number = 0}, {.kind = exchange, .stream = 2, .number = 1}};
+  EXPECT_THAT(play(r, simple()).total, DoubleNear(2, 1e-9));
+}
+
+TEST(StepTime, RanksOfAHostAddTheirAdapters) {
+  HardwareProfile h = simple();
+  h.host.bytes_per_s = {{1, 8e9}};
+  EXPECT_THAT(seconds_of(4e9, 4, 2, h), DoubleNear(2, 1e-9));  // two hosts of two ranks
+  EXPECT_THAT(seconds_of(4e9, 2, 1, h), DoubleNear(4, 1e-9));  // two hosts of one rank
+  EXPECT_THAT(seconds_of(4e9, 2, 2, h), DoubleNear(0.5, 1e-9));
+}
+
+TEST(HardwareProfiles, RatesAreInterpolated) {
+  const std::vector<SizedRate> rates = {{1, 1}, {100, 100}};
+  EXPECT_THAT(rate_at(rates, 10), DoubleNear(10, 1e-9));
+  EXPECT_THAT(rate_at(rates, 0.1), DoubleNear(1, 1e-9));
+  EXPECT_THAT(rate_at(rates, 1e4), DoubleNear(100, 1e-9));
+}
+
+TEST(HardwareProfiles, FilesGiveWhatWasWritten) {
+  for (const std::string& name : hardware_names()) {
+    const HardwareProfile p = hardware_profile(name);
+    EXPECT_EQ(to_text(parse_hardware(to_text(p), "file")), to_text(p)) << name;
+  }
+}
+
+TEST(HardwareProfiles, FilesKeepFactorsOfOperations) {
+  HardwareProfile p = hardware_profile("cpu");
+  p.factors_16 = {{"gemm_gelu", 1.5}};
+  p.factors_32 = {{"adamw", 0.5}};
+  EXPECT_EQ(parse_hardware(to_text(p), "file").factors_16, p.factors_16);
+  EXPECT_EQ(parse_hardware(to_text(p), "file").factors_32, p.factors_32);
+}
+
+TEST(StepTime, OperationsTakeTheirFactors) {
+  DryRecord r;
+  r.streams = {"compute"};
+  r.entries = {product(0, 1), product(0, 1, "attention_forward")};
+  HardwareProfile h = simple();
+  h.factors_32 = {{"attention_forward", 2}};
+  h.factors_16 = {{"attention_forward", 5}};
+  EXPECT_THAT(play(r, h).total, DoubleNear(3, 1e-9));
+  r.entries[0].work.dtype = DType::bf16;
+  EXPECT_THAT(play(r, h).total, DoubleNear(6, 1e-9));
+}
+
+TEST(HardwareProfiles, RefuseMissingAndUnknownKeys) {
+  const auto refusal = [](const std::string& from, const std::string& to) {
+    std::string text = to_text(hardware_profile("h100"));
+    text.replace(text.find(from), from.size(), to);
+    return message_of<InvalidArgument>([&] { (void)parse_hardware(text, "mine.json"); });
+  };
+  EXPECT_THAT(refusal("\"operation_s\"", "\"operations\""),
+              HasSubstr("mine.json: \"operation_s\" is missing"));
+  EXPECT_THAT(refusal("\"peak_flops\"", "\"extra\": 1, \"peak_flops\""), HasSubstr("\"extra\" is unknown"));
+  EXPECT_THAT(refusal("\"products_16\": [", "\"products_16\": [], \"products_32\": ["),
+              HasSubstr("has no rows"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { (void)hardware_profile("h500"); }), HasSubstr("a100, h100"));
+}
+
+}  // namespace
+}  // namespace sherd

@@ -1,0 +1,65 @@
+// Hardware profile: rates of products, memory and links, by which a step's time is predicted.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sherd/kernels/device/dtype.h>
+
+namespace sherd {
+
+/// Rate at one size of an operation.
+struct SizedRate {
+  double size = 0, rate = 0;
+};
+/// Returns the rate at a size, interpolated between logarithms; beyond the ends that of the end.
+/// @pre `rates` ascend by size and are not empty.
+double rate_at(const std::vector<SizedRate>& rates, double size);
+
+using OperationFactors = std::map<std::string, double, std::less<>>;
+
+/// Link of collectives.
+struct LinkProfile {
+  double latency_s = 0;  // of each doubling of the ranks
+  /// Bus bandwidth of a rank, bytes/s, by the bytes that a rank receives.
+  std::vector<SizedRate> bytes_per_s = {};
+};
+
+struct HardwareProfile {
+  std::string name;
+  int64_t memory_bytes = 0;  // of a rank
+  int ranks_per_host = 8;
+  double peak_flops = 0;  // dense FLOP/s of 16-bit products: what MFU is a part of
+  double memory_bytes_per_s = 0;
+  double operation_s = 0;  // least time of an operation
+  /// FLOP/s by the FLOPs of a product, of 16-bit and of 32-bit factors.
+  std::vector<SizedRate> products_16 = {}, products_32 = {};
+  LinkProfile host = {};  // between ranks of one host
+  /// Between hosts, of one rank's adapter; ranks of a host in one group add theirs, up to `host`.
+  LinkProfile network = {};
+  /// Times of operations beside those by the rates above, by their names in traces, in steps that compute in 16 or in
+  /// 32 bits; 1 where an operation is missing.
+  OperationFactors factors_16 = {}, factors_32 = {};
+  /// Parts of the rates above that a training step reaches.
+  double compute_efficiency = 1, communication_efficiency = 1;
+
+  const std::vector<SizedRate>& products(DType dtype) const {
+    return size_of(dtype) == 2 ? products_16 : products_32;
+  }
+};
+
+/// Returns the names of the profiles of hardware_profile(): "a100", ... "cpu".
+std::vector<std::string> hardware_names();
+/// Returns the profile of this name, or of this file. @throws InvalidArgument listing the names, or naming the key
+/// that is missing, unknown or wrong; IoError.
+[[nodiscard]] HardwareProfile hardware_profile(const std::string& name_or_file);
+/// Parses the text of a file. @param source names it in messages.
+[[nodiscard]] HardwareProfile parse_hardware(std::string_view text, const std::string& source);
+/// Returns the text that parse_hardware() reads.
+std::string to_text(const HardwareProfile& profile);
+
+}  // namespace sherd

@@ -1,0 +1,101 @@
+#include <sherd/train/plan/measure_hardware.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include <sherd/kernels/ops.h>
+
+namespace sherd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kLeastSeconds = 0.05;  // of one measurement
+
+/// Seconds of one operation that `issue` queues, among so many that all take kLeastSeconds.
+template <class Issue>
+double seconds_of_one(Stream& s, Issue issue) {
+  issue();  // makes what the first one makes
+  s.synchronize();
+  for (int64_t times = 1;; times *= 2) {
+    const Clock::time_point start = Clock::now();
+    for (int64_t i = 0; i < times; ++i) issue();
+    s.synchronize();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (seconds >= kLeastSeconds) return seconds / static_cast<double>(times);
+  }
+}
+
+Tensor buffer_of(Device& device, Shape shape, DType dtype) {
+  const Tensor t = Tensor::empty(device, std::move(shape), dtype, MemoryClass::scratch, "measurement");
+  ops::fill(device.compute(), t, 1);
+  return t;
+}
+
+std::vector<SizedRate> measure_products(Device& device, DType dtype) {
+  Stream& s = device.compute();
+  const int64_t most = device.kind() == DeviceKind::cpu ? 1024 : 8192;
+  std::vector<SizedRate> rates;
+  for (int64_t n = 32; n <= most; n *= 2) {
+    const Tensor a = buffer_of(device, {n, n}, dtype), b = buffer_of(device, {n, n}, dtype),
+                 c = buffer_of(device, {n, n}, dtype);
+    const double seconds = seconds_of_one(s, [&] { ops::gemm(s, c, a, false, b, true); });
+    const double flops = 2.0 * std::pow(static_cast<double>(n), 3);
+    rates.push_back({flops, flops / seconds});
+  }
+  return rates;
+}
+
+LinkProfile measure_link(RankContext& rank, double memory_bytes_per_s) {
+  Device& device = *rank.device;
+  Stream& s = device.compute();
+  const int ranks = rank.world->size();
+  if (ranks == 1) return {0, {{1, memory_bytes_per_s}}};
+  LinkProfile link;
+  for (int64_t slice = 1; slice <= int64_t{16} << 20; slice *= 16) {
+    const Tensor send = buffer_of(device, {slice}, DType::u8),
+                 recv = buffer_of(device, {ranks * slice}, DType::u8);
+    // Ranks must agree on the number of calls.
+    constexpr int kCalls = 64;
+    rank.world->barrier(s);
+    s.synchronize();
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < kCalls; ++i) rank.world->all_gather(s, recv, send);
+    s.synchronize();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count() / kCalls;
+    if (slice == 1) {
+      link.latency_s = seconds / std::log2(ranks);
+      continue;
+    }
+    const auto bytes = static_cast<double>((ranks - 1) * slice);
+    link.bytes_per_s.push_back(
+        {bytes, bytes / std::max(seconds - link.latency_s * std::log2(ranks), .1 * seconds)});
+  }
+  return link;
+}
+
+}  // namespace
+
+HardwareProfile measure_hardware(RankContext& rank) {
+  Device& device = *rank.device;
+  Stream& s = device.compute();
+  constexpr int64_t kCopied = int64_t{64} << 20;
+  const Tensor from = buffer_of(device, {kCopied}, DType::u8), to = buffer_of(device, {kCopied}, DType::u8);
+  HardwareProfile p{.name = "measured", .ranks_per_host = rank.world->size()};
+  p.memory_bytes = device.total_memory() > 0
+                       ? device.total_memory()
+                       : ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE) / rank.world->size();
+  p.memory_bytes_per_s = 2.0 * kCopied / seconds_of_one(s, [&] { ops::copy(s, to, from); });
+  const Tensor one = to.flat(0, 1);
+  p.operation_s = seconds_of_one(s, [&] { ops::fill(s, one, 0); });
+  p.products_32 = measure_products(device, DType::f32);
+  p.products_16 = measure_products(device, DType::bf16);
+  p.peak_flops = std::ranges::max_element(p.products_16, {}, &SizedRate::rate)->rate;
+  p.host = p.network = measure_link(rank, p.memory_bytes_per_s);
+  return p;
+}
+
+}  // namespace sherd

@@ -1,0 +1,131 @@
+#include <sherd/train/plan/step_time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string_view>
+
+namespace sherd {
+namespace {
+
+/// Largest number of a group's ranks on one host.
+int ranks_on_a_host(const std::vector<int>& ranks, int ranks_per_host) {
+  std::map<int, int> on;
+  int most = 0;
+  for (const int r : ranks) most = std::max(most, ++on[r / ranks_per_host]);
+  return most;
+}
+
+bool computes_in_16_bits(const DryRecord& record) {
+  return std::ranges::any_of(record.entries, [](const DryEntry& e) {
+    return std::string_view(e.what).starts_with("gemm") && size_of(e.work.dtype) == 2;
+  });
+}
+
+/// Playing state. Times are seconds from the step's start.
+class Player {
+ public:
+  Player(const DryRecord& record, const HardwareProfile& hardware, std::vector<TraceRecord>* records)
+      : record_(record),
+        hardware_(hardware),
+        factors_(computes_in_16_bits(record) ? hardware.factors_16 : hardware.factors_32),
+        records_(records),
+        at_(record.streams.size()) {}
+
+  StepTime play() {
+    for (const DryEntry& e : record_.entries) take(e);
+    StepTime t{.total = *std::ranges::max_element(at_), .compute = busy_};
+    const double update = update_ < 0 ? t.total : update_;
+    t.optimizer = t.total - update;
+    t.exposed_communication = update - busy_;
+    return t;
+  }
+
+ private:
+  double& at(const DryEntry& e) { return at_[static_cast<size_t>(e.stream)]; }
+
+  void take(const DryEntry& e) {
+    switch (e.kind) {
+      case DryEntry::Kind::operation:
+        return operate(e);
+      case DryEntry::Kind::exchange:
+        return exchange(e, record_.exchanges[static_cast<size_t>(e.number)]);
+      case DryEntry::Kind::record:
+        events_[e.number] = at(e);
+        return;
+      case DryEntry::Kind::wait:
+        at(e) = std::max(at(e), events_[e.number]);
+        return;
+      case DryEntry::Kind::synchronize:
+        host_ = std::max(host_, at(e));
+        return;
+    }
+  }
+
+  void operate(const DryEntry& e) {
+    const bool computes = e.stream == 0;  // the stream that a device makes first
+    if (computes && std::string_view(e.what) == "update begins") update_ = at(e);
+    const double begin = std::max(at(e), host_), seconds = seconds_of(e.work, hardware_) * factor_of(e.what);
+    at(e) = begin + seconds;
+    if (computes && update_ < 0) busy_ += seconds;
+    note(e, e.what, begin);
+  }
+
+  void exchange(const DryEntry& e, const DryExchange& x) {
+    const auto ranks = static_cast<int>(x.ranks->size());
+    const auto [known, fresh] = here_.try_emplace(x.ranks.get());
+    if (fresh) known->second = ranks_on_a_host(*x.ranks, hardware_.ranks_per_host);
+    double& link = free_[known->second < ranks];
+    const double begin = std::max({at(e), host_, link});
+    at(e) = link = begin + seconds_of(static_cast<double>(x.bytes), ranks, known->second, hardware_);
+    note(e, x.op, begin);
+  }
+
+  double factor_of(std::string_view what) const {
+    const auto at = factors_.find(what);
+    return at == factors_.end() ? 1 : at->second;
+  }
+
+  void note(const DryEntry& e, const std::string& what, double begin) {
+    if (records_ != nullptr)
+      records_->push_back(
+          {"planned", record_.streams[static_cast<size_t>(e.stream)], what, begin * 1e6, at(e) * 1e6});
+  }
+
+  const DryRecord& record_;
+  const HardwareProfile& hardware_;
+  const OperationFactors& factors_;
+  std::vector<TraceRecord>* records_;
+  std::vector<double> at_;  // by stream: the end of its last operation
+  std::map<int64_t, double> events_;
+  std::map<const std::vector<int>*, int> here_;  // by group: the most of its ranks on a host
+  double free_[2] = {0, 0};  // from when the links inside a host and between hosts are free
+  double host_ = 0;          // from when the host issues
+  double busy_ = 0, update_ = -1;
+};
+
+}  // namespace
+
+double seconds_of(const Work& work, const HardwareProfile& hardware) {
+  double seconds = static_cast<double>(work.bytes) / hardware.memory_bytes_per_s;
+  if (work.flops > 0)
+    seconds = std::max(seconds, work.flops / rate_at(hardware.products(work.dtype), work.flops) /
+                                    hardware.compute_efficiency);
+  return static_cast<double>(work.times) * std::max(seconds, hardware.operation_s);
+}
+
+double seconds_of(double bytes, int ranks, int here, const HardwareProfile& hardware) {
+  if (ranks == 1) return hardware.operation_s;
+  double latency = hardware.host.latency_s, rate = rate_at(hardware.host.bytes_per_s, bytes);
+  if (here < ranks) {
+    latency = hardware.network.latency_s;
+    rate = std::min(rate, here * rate_at(hardware.network.bytes_per_s, bytes));
+  }
+  return latency * std::log2(ranks) + bytes / (rate * hardware.communication_efficiency);
+}
+
+StepTime play(const DryRecord& record, const HardwareProfile& hardware, std::vector<TraceRecord>* records) {
+  return Player(record, hardware, records).play();
+}
+
+}  // namespace sherd
