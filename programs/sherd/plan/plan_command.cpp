@@ -38,7 +38,7 @@ Presets beside train_gpt's, planned only: deepseek-v3, kimi-k2, gpt-oss-120b. No
 is needed: the training step of a rank runs on a device that counts and computes nothing.
 
   sherd plan --preset llama3-8b --world 8 --hardware h100 --seq 8192 --recompute blocks
-  sherd plan --preset kimi-k2 --world 256 --hardware b200 --optimizer muon --compare
+  sherd plan --preset kimi-k2 --world 256 --hardware b200 --expert-parallel 32 --compare
 
 Exit codes: 0; 1 for a plan that failed; 2 for flags and files that cannot be used.
 
