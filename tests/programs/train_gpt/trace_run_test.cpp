@@ -57,7 +57,9 @@ TEST_F(Run, WritesBothFilesOfTheStepsInQuestion) {
   config.steps = 5;
   config.trace = (folder.path() / "t.json").string();
   config.timeline = (folder.path() / "t.svg").string();
-  EXPECT_EQ(train(2).size(), 2u);
+  const std::vector<std::string> lines = train(2);
+  ASSERT_EQ(lines.size(), 10u) << "a table of 8 lines, and one for each file";
+  EXPECT_THAT(lines[0], testing::MatchesRegex("a step of [0-9.]+ ms, by the compute streams' time:"));
   const json trace = json::parse(read_bytes(config.trace));
   std::map<int, std::map<std::string, int>> work;  // by rank
   std::vector<std::string> marks;
