@@ -76,8 +76,9 @@ TEST(Functions, NormsAddTheGradientOfTheirResidual) {
       LooseParameters loose;
       const Parameter w = loose.add(gain);
       const auto sum = [&](Tape& tape, const Var& residual, const Var& normed) {
-        const Var y = (factor == 1 ? residual : factor * residual) +
-                      (layer ? nn::layer_norm(normed, w) : nn::rms_norm(normed, w));
+        // Backward goes the other way: the residual's gradient is there first.
+        const Var norm = layer ? nn::layer_norm(normed, w) : nn::rms_norm(normed, w);
+        const Var y = (factor == 1 ? residual : factor * residual) + norm;
         const Var loss = weighted(y);
         trace->set_enabled(true);
         tape.backward(loss);
