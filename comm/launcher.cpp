@@ -192,6 +192,11 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
 
   if (in_a_job(options, backend)) return launch_process(ranks, options, backend, body);
   require_gpus(ranks, options, backend);
+  constexpr int kMostThreads = 1024;
+  if (ranks > kMostThreads)
+    throw InvalidArgument(
+        fmt::format("launch of {} ranks as threads of one process; use at most {}, or the processes of a job",
+                    ranks, kMostThreads));
   const int threads = asked > 0 ? asked : std::max(1, available_cores() / ranks);
   std::vector<std::shared_ptr<Device>> devices;
   for (int r = 0; r < ranks; ++r) devices.push_back(make_device(options.device, r, r, threads));

@@ -133,6 +133,7 @@ TEST(Launch, RefusesOptionsThatCannotBeRight) {
   const auto nothing = [](RankContext&) { FAIL(); };
   EXPECT_THROW(launch(0, nothing), InvalidArgument);
   EXPECT_THROW(launch(-2, nothing), InvalidArgument);
+  EXPECT_THROW(launch(1025, nothing), InvalidArgument);
   EXPECT_THROW(launch(2, {.device = {.kernels = static_cast<CpuKernels>(7)}}, nothing), InvalidArgument);
   EXPECT_THROW(launch(2, {.device = {.threads = -1}}, nothing), InvalidArgument);
   EXPECT_THROW(launch(2, {.timeout = 0ms}, nothing), InvalidArgument);

@@ -29,6 +29,7 @@ KernelSet set_named(const std::string& name) {
   if (name == "reference") return KernelSet::reference;
   if (name == "cpu") {
     check_processor();
+    (void)cpu::features();  // before oneDNN's first product
     return KernelSet::cpu;
   }
   throw InvalidArgument(fmt::format("kernels '{}' are unknown; use 'cpu' or 'reference'", name));

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include <sherd/kernels/device/enum_table.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd::cpu {
 namespace {
@@ -22,11 +23,14 @@ bool has_wide_vectors() {
 #endif
 }
 
-/// Hides what is above `level` from oneDNN. Has no effect after oneDNN's first primitive of the process.
+/// Hides what is above `level` from oneDNN. @throws NotSupported after oneDNN's first primitive of the process.
 void limit_library(Level level) {
   constexpr dnnl_cpu_isa_t kIsas[] = {dnnl_cpu_isa_avx2, dnnl_cpu_isa_avx512_core,
                                       dnnl_cpu_isa_avx512_core_bf16};
-  if (level != Level::amx) dnnl_set_max_cpu_isa(kIsas[static_cast<size_t>(level)]);
+  if (level == Level::amx || dnnl_set_max_cpu_isa(kIsas[static_cast<size_t>(level)]) == dnnl_success) return;
+  throw NotSupported(
+      "SHERD_CPU_FEATURES cannot limit oneDNN, which this process has used already; set ONEDNN_MAX_CPU_ISA, "
+      "too");
 }
 
 Features find() {

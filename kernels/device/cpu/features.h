@@ -14,7 +14,7 @@ struct Features {
 
 /// Returns the processor's features, found at the first call of the process. The environment's SHERD_CPU_FEATURES
 /// hides those above avx2, avx512 or avx512_bf16, from oneDNN, too; ONEDNN_MAX_CPU_ISA hides oneDNN's alone.
-/// @throws InvalidArgument for another value of SHERD_CPU_FEATURES.
+/// @throws InvalidArgument for another value of SHERD_CPU_FEATURES. A device of these kernels calls it when it is made.
 const Features& features();
 
 /// Returns "avx2" or "avx512", with ", bf16 products ..." where there are such.
