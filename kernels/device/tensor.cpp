@@ -101,6 +101,15 @@ Tensor Tensor::rows(int64_t begin, int64_t end) const {
   return flat(begin * w, end * w).view(std::move(shape));
 }
 
+Tensor Tensor::followed_by(const Tensor& next) const {
+  if (!defined() || storage_ != next.storage_ || dtype_ != next.dtype_ || data_ + nbytes() != next.data_)
+    return {};
+  Tensor t = *this;
+  t.numel_ += next.numel_;
+  t.shape_ = {t.numel_};
+  return t;
+}
+
 Tensor Tensor::bytes() const {
   if (!defined()) throw InvalidArgument("bytes() of an undefined tensor");
   Tensor t = *this;

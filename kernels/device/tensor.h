@@ -67,6 +67,9 @@ class Tensor {
   [[nodiscard]] Tensor flat() const { return flat(0, numel_); }
   /// Rows [begin, end) of the first dimension.
   [[nodiscard]] Tensor rows(int64_t begin, int64_t end) const;
+  /// Same memory and that of `next`, as a 1-D tensor, where `next` is of the same dtype and allocation and begins
+  /// where this tensor ends; otherwise undefined.
+  [[nodiscard]] Tensor followed_by(const Tensor& next) const;
   /// Same memory as nbytes() elements of u8.
   [[nodiscard]] Tensor bytes() const;
   /// Same memory as elements of another type, 1-D. @throws ShapeMismatch when the bytes are not a multiple of

@@ -25,7 +25,36 @@ struct Packed {
     both.insert(both.end(), biases.begin(), biases.end());
     return both;
   }
-  Tensor bias() const { return biases.empty() ? Tensor() : biases[0].data(); }  // of one weight
+  /// Whether forward and the input's gradient are one product each. Sizes alone decide, because adjacency in memory
+  /// depends on the layout and layouts have equal bits. The copy that joined() may make is then at most as large as x.
+  bool one_product(const Tensor& x) const { return weights.size() == 1 || width() <= x.size(0); }
+
+  /// Returns the weights side by side, [sum of outs, in] or [in, sum of outs]: a view of adjacent ones, else a copy.
+  Tensor joined(Stream& s) const {
+    const Tensor first = weights[0].data();
+    if (weights.size() == 1) return first;
+    const int64_t in = first.size(transposed ? 1 : 0);
+    Tensor view = first;
+    for (size_t i = 1; i < weights.size() && view.defined(); ++i)
+      view = transposed ? view.followed_by(weights[i].data()) : Tensor();
+    if (view.defined()) return view.view({width(), in});
+    const Tensor copy = like(first, transposed ? Shape{width(), in} : Shape{in, width()});
+    for_each([&](size_t i, int64_t at) {
+      if (transposed)
+        ops::copy(s, copy.rows(at, at + out(i)), weights[i].data());
+      else
+        ops::strided_copy(s, copy.flat(at, copy.numel()), width(), weights[i].data(), out(i), in, out(i));
+    });
+    return copy;
+  }
+
+  /// Returns the biases one after another, or an undefined tensor.
+  Tensor bias(Stream& s) const {
+    if (biases.size() < 2) return biases.empty() ? Tensor() : biases[0].data();
+    const Tensor all = like(biases[0].data(), {width()});
+    for_each([&](size_t i, int64_t at) { ops::copy(s, all.flat(at, at + out(i)), biases[i].data()); });
+    return all;
+  }
 
   int64_t out(size_t i) const { return weights[i].shape()[transposed ? 0 : 1]; }
   int64_t width() const {
@@ -57,20 +86,19 @@ struct Packed {
   Tensor forward(Stream& s, const Tensor& x, const Tensor& residual = {}) const {
     const Tensor y = like(x, {x.size(0), width()});
     if (residual.defined()) {  // of one weight
-      ops::gemm_add(s, y, x, false, weights[0].data(), transposed, residual, bias());
+      ops::gemm_add(s, y, x, false, weights[0].data(), transposed, residual, bias(s));
       return y;
     }
-    if (weights.size() == 1 && !biases.empty()) {
-      ops::gemm_bias(s, y, x, false, weights[0].data(), transposed, bias());
+    const Tensor added = bias(s);
+    if (one_product(x)) {
+      added.defined() ? ops::gemm_bias(s, y, x, false, joined(s), transposed, added)
+                      : ops::gemm(s, y, x, false, joined(s), transposed);
       return y;
     }
     for_each([&](size_t i, int64_t at) {
       ops::gemm_columns(s, {y, at, out(i)}, x, false, weights[i].data(), transposed);
     });
-    if (biases.empty()) return y;
-    const Tensor bias = like(x, {width()});
-    for_each([&](size_t i, int64_t at) { ops::copy(s, bias.flat(at, at + out(i)), biases[i].data()); });
-    ops::add_bias(s, y, bias);
+    if (added.defined()) ops::add_bias(s, y, added);
     return y;
   }
 
@@ -95,6 +123,10 @@ struct Packed {
 
   Tensor input_backward(Stream& s, const Tensor& dy, const Tensor& x) const {
     const Tensor dx = like(x);
+    if (one_product(x)) {
+      ops::gemm(s, dx, dy, false, joined(s), !transposed);
+      return dx;
+    }
     for_each([&](size_t i, int64_t at) {
       ops::gemm_columns(s, dx, {dy, at, out(i)}, false, weights[i].data(), !transposed, i == 0 ? 0 : 1);
     });
@@ -152,7 +184,7 @@ Var gelu_mlp(const Var& residual, const Var& x, const Affine& up, const Affine& 
       [&](Stream& s) {
         first.check(in);
         second.check(hidden);
-        ops::gemm_gelu(s, hidden, before, in, false, up.weight.data(), first.transposed, first.bias());
+        ops::gemm_gelu(s, hidden, before, in, false, up.weight.data(), first.transposed, first.bias(s));
         return second.forward(s, hidden, residual.defined() ? residual.value() : Tensor());
       },
       [in, before, hidden, first, second](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {

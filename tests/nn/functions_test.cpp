@@ -1,6 +1,7 @@
 // Gradients of functions against differences.
 #include <gmock/gmock.h>
 #include <sherd/kernels/device/trace.h>
+#include <sherd/nn/detail/packed_linear.h>
 
 #include <cmath>
 
@@ -62,6 +63,65 @@ TEST(Functions, SwigluLinearIsSwigluAndLinear) {
   }
   LooseParameters loose;
   EXPECT_THROW(nn::swiglu_linear(Var(x), loose.add(random(*device, {4, 5}, 4))), ShapeMismatch);
+}
+
+// What packed_linear() returns, its gradients, and how many products it took.
+struct PackedRun {
+  std::vector<std::vector<float>> values;
+  int64_t products = 0;
+
+  PackedRun(int64_t rows, nn::detail::WeightLayout layout, bool adjacent, bool biased) {
+    auto device = make_cpu_device();
+    Stream& s = device->compute();
+    const auto trace = std::make_shared<Trace>();
+    device->set_trace(trace);
+    LooseParameters loose;
+    std::vector<Parameter> weights, biases;
+    const Tensor memory = random(*device, {15 * 6}, 1);
+    int64_t at = 0;
+    for (const int64_t out : {8, 4, 3}) {
+      const Shape shape = layout == nn::detail::WeightLayout::out_in ? Shape{out, 6} : Shape{6, out};
+      Tensor w = memory.flat(at, at + out * 6).view(shape);
+      at += out * 6;
+      if (!adjacent) {
+        const Tensor view = w;
+        w = Tensor::empty(*device, shape, DType::f32, "test");
+        ops::copy(s, w, view);
+      }
+      weights.push_back(loose.add(w));
+      if (biased) biases.push_back(loose.add(random(*device, {out}, static_cast<uint64_t>(out))));
+    }
+    Tape tape;
+    const Var x = tape.leaf(random(*device, {rows, 6}, 2));
+    trace->set_enabled(true);
+    const Var y = nn::detail::packed_linear(x, weights, biases, layout);
+    trace->set_enabled(false);
+    const Var loss = weighted(y);
+    trace->set_enabled(true);
+    tape.backward(loss);
+    trace->set_enabled(false);
+    values = {ops::to_floats(s, y.value()), ops::to_floats(s, tape.gradient(x))};
+    for (const auto& all : {weights, biases})
+      for (const Parameter& p : all) values.push_back(ops::to_floats(s, p.grad()));
+    for (const TraceRecord& r : trace->records()) products += r.what.starts_with("gemm");
+  }
+};
+
+// Weights side by side, as q, k and v: one product forward and one for the input's gradient, where x has no fewer rows
+// than the result has columns. Whether they are adjacent in memory changes no bit.
+TEST(Functions, PackedLinearIsOneProduct) {
+  using nn::detail::WeightLayout;
+  for (const WeightLayout layout : {WeightLayout::out_in, WeightLayout::in_out})
+    for (const bool biased : {false, true}) {
+      SCOPED_TRACE(testing::Message() << (layout == WeightLayout::in_out) << biased);
+      const PackedRun one(15, layout, true, biased), copied(15, layout, false, biased),
+          each(14, layout, true, biased);
+      EXPECT_EQ(one.products, 1 + 3 + 1);
+      EXPECT_EQ(each.products, 3 + 3 + 3);
+      EXPECT_EQ(copied.values, one.values);
+      for (size_t i = 0; i < each.values[0].size(); ++i)  // 14 of the 15 rows, sums of 6
+        EXPECT_NEAR(each.values[0][i], one.values[0][i], 1e-5) << i;
+    }
 }
 
 // The gradient of a residual is added in the norm's pass: in the bits of a sum of its own, which is left out.
