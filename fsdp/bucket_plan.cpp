@@ -121,7 +121,7 @@ BackwardSpan backward_span(const BucketPlan& bucket, const std::vector<PlanUnit>
   BackwardSpan span{.begin = others, .end = 0};
   for (const int u : bucket.members()) {
     const bool root = units[static_cast<size_t>(u)].root;
-    // A unit's backward begins before those of the units inside it, of which the last comes first.
+    // A unit's backward begins before those of the units inside it. Of these the last one comes first.
     span.begin = std::min(span.begin, others - 1 - last_inside(units, u));
     span.end = std::max(span.end, root ? others : others - 1 - u);
   }

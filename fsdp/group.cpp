@@ -243,8 +243,8 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
   }
   if (!last) return;
   final_ = true;
-  // Replicas reduce once in a step: the sums over microbatches are in grad_part_ already.
-  // In the step's last reduction: the sum over the replicas, then the average over all data-parallel ranks.
+  // Once in a step, with the sums over microbatches in grad_part_: the sum over the replicas, then the average
+  // over all data-parallel ranks.
   const Tensor cell = cell_of(grad_part_);
   redistribute(stream, spec_.comms.reduce_outer, gradients_, outer_.grad_micro, outer_.grad, grad_part_,
                outer_.grad.is_shard() ? cell : grad_part_);

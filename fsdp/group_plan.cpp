@@ -86,9 +86,9 @@ namespace {
 StepTraffic moved(Placement from, Placement to, int ranks, int64_t full, DType dtype) {
   StepTraffic t;
   if (ranks == 1 || from == to) return t;
+  // As the communicators count: (n - 1) / n of the buffer per rank, twice that for an all-reduce (a ring).
   const int64_t others = full / ranks * (ranks - 1);
   if (from.is_shard()) {
-    // Ring algorithm, per rank: (n - 1) / n of the buffer, twice that for an all-reduce.
     t.all_gather = others * size_of(dtype);
   } else if (to.is_shard()) {
     t.reduce_scatter = others * size_of(dtype);

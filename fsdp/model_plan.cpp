@@ -119,7 +119,7 @@ StepTraffic ModelPlan::traffic(int microbatches) const {
   StepTraffic t;
   for (auto& u : units)
     for (auto& g : u.groups) t += g.traffic(microbatches, u.gathers_twice ? 2 : 1);
-  // Buckets store weights unsharded: one gather in a step, whatever the number of microbatches.
+  // Buckets store weights unsharded: one gather in a step, for any number of microbatches.
   for (auto& b : buckets) t += b.group.traffic(microbatches, 1);
   return t;
 }

@@ -125,8 +125,8 @@ ParamGroup& Parameter::group() const {
   return *state_->group;
 }
 
-// Returns the views of the group, or those that a test or client has set. Throws before fully_shard() and
-// after the root's destruction.
+// Returns the views of the group, or those given to the constructor. Throws before fully_shard() and after the
+// root's destruction.
 ParameterViews& Parameter::views() const {
   if (state().views == nullptr) require_memory();
   return *state_->views;

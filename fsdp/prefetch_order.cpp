@@ -52,15 +52,15 @@ void PrefetchOrder::end_forward(int unit) {
   if (!innermost(unit)->recomputes) {
     if (unit == root_) {
       order_ = std::exchange(recording_, {});
-      // A forward outside the root's is not part of either order.
     } else if (open(root_) > 0) {
+      // Inside the root's forward; a forward outside of it is in neither order.
       ended_.resize(backward_at_);  // units that have begun their backward leave the next one
       ended_.push_back(unit);
       backward_at_ = ended_.size();
     }
   }
   close_use(unit);
-  // A use that ends well has caught the exception of those inside it.
+  // A use that ends without an exception has caught the exception of those inside it.
   cancelled_.reset();
 }
 
@@ -123,9 +123,8 @@ std::vector<int> PrefetchOrder::ahead_of_forward(int unit) {
     if (open(root_) == 0) return {};
     recording_.push_back(unit);
     const size_t at = recording_.size() - 1;
-    // A unit that is prefetched in the wrong order would take a slot from one that computes earlier.
-    // Prefetching stops at the first unit that differs from the recorded order, until the next forward of
-    // the root.
+    // Prefetching stops at the first unit that differs from the recorded order, until the next forward of the
+    // root. A unit gathered in the wrong order could take a slot that an earlier unit needs.
     follows_order_ = follows_order_ && at < order_.size() && order_[at] == unit;
   }
   if (!follows_order_) return {};

@@ -292,9 +292,8 @@ void ShardRuntime::require_gradients(const char* who, const UpdateSet* set) {
         "same calls in the same order (nccl.check_calls names the first that differs), and load a "
         "checkpoint",
         device_.label(), who));
-  // All ranks have dropped the same forwards, so all of them reduce here.
   // No backward of the root is pending but the last one has not reduced: complete the step with an empty
-  // backward.
+  // backward. All ranks have dropped the same forwards, so all of them reduce here.
   if (context_->awaits_backward && context_->last_microbatch &&
       context_->order.due(context_->order.root()) == 0)
     empty_backward(*units_.back());
@@ -415,7 +414,7 @@ void ShardRuntime::zero_grad(UpdateSet* set) {
     throw InvalidArgument(
         fmt::format("{}: zero_grad() inside the forward or backward of a unit", device_.label()));
   context_->require_whole_step("zero_grad()");
-  // A call without final gradients is not compared: ranks may make it or omit it.
+  // Only a release of final gradients enters the digest that ranks compare.
   if (set == nullptr ? has_gradients() : set->ready()) {
     note_alike(hash64(static_cast<uint64_t>(sets_->index_of(set)), "zero_grad"));
   }
@@ -582,7 +581,7 @@ bool ShardRuntime::complete_backward() {
     if (!u->root()) continue;
     // The root's reduction follows this function and marks its group as final, except for parameters left
     // out.
-    for (auto& p : u->params())  // its own reduction is still to come
+    for (auto& p : u->params())
       if (!p.frozen()) p.group().leave_out(p.index_in_group());
   }
   for (auto& b : buckets_) {

@@ -92,8 +92,8 @@ void Unit::prefetch() {
 
 void Unit::reshard() {
   UnitContext& context = this->context();
-  // Units without a slot stay unsharded: their weights are stored so.
-  if (!whole_) return;  // stored unsharded, or not gathered
+  // Without a lease the weights are stored unsharded and stay so, or they are not gathered.
+  if (!whole_) return;
   for (auto& g : groups_) g->reshard();
   unsharded_ = false;
   // The next gather into the slot waits for the compute operations queued so far, which may read the

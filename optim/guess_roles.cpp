@@ -21,7 +21,7 @@ class Guesser {
       places_.push_back(place_of(model[i].name));
       if (model[i].shape.size() != 2) continue;
       last_matrix_ = i;
-      // Embeddings are [vocabulary, width]; position tables are smaller.
+      // Embeddings are [vocabulary, width]; position tables usually have fewer rows.
       if (embedding(places_[i])) vocabulary_ = std::max(vocabulary_, model[i].shape[0]);
     }
     layered_ = std::any_of(places_.begin(), places_.end(), [](auto& p) { return p.numbered(); });

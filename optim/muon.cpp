@@ -97,7 +97,7 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options, MuonRef
       keys.push_back(key);
       slots.emplace_back();
     }
-    // state() returns tensors in the order of the items, whatever the teams are.
+    // state() returns tensors in the order of the items, for any teams.
     order_.emplace_back(team, slots[team].size());
     slots[team].push_back({item.param, item.weight_decay, {}, item.settings.lr_factor, order_.size() - 1});
   }

@@ -232,7 +232,7 @@ void Optimizer::step(double lr) {
   WeightsChange change(runtime_, *updates_);
   Stream& stream = runtime_.device().compute();
   change.begin_update();
-  // Counted at the call, skipped or not: only the device knows whether the step is skipped.
+  // Counted at the call, skipped or not: the device alone decides whether the step is skipped.
   ++steps_;
   apply_gradient_factor();
   // In the order of the factories on all ranks, since rules have collectives.

@@ -80,7 +80,6 @@ std::vector<std::string> Store::collect(const std::string& prefix, int index, co
                                         int count, Clock::time_point deadline,
                                         const std::function<void()>& poll,
                                         const std::function<void(const std::vector<int>& missing)>& late) {
-  // Before the first poll of all(): the value of this index counts among those awaited.
   set(store_entry(prefix, index), value);
   // One request per poll and rank, for any number of values: the server tests them in one pass.
   for (Backoff backoff;; backoff.sleep()) {

@@ -80,7 +80,7 @@ void Progress::poll() {
 }
 
 void Progress::answer() {
-  // A stream's worker in find_stragglers() and the watchdog in poll() may both come here; one answers. One
+  // A stream's worker in find_stragglers() and the watchdog in poll() may both call it; one answers. One
   // answer per launch suffices, since the late call fails it.
   if (!answered_.exchange(true)) store_->set(fmt::format("{}/progress/{}", world_, world_rank_), text());
 }

@@ -10,7 +10,7 @@ namespace sherd::comm {
 
 bool adopt_failure(AbortDomain& domain, Store& store) {
   if (domain.aborted()) return true;
-  // The first announcement in the store wins: all processes name one cause.
+  // The first announcement in the store wins: all processes that adopt it name one cause.
   if (const auto notice = announced(store, kStoreAnswers)) domain.abort(notice->rank, notice->cause);
   return domain.aborted();
 }

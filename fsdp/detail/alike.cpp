@@ -45,8 +45,7 @@ void check_wraps(Communicator& comm, Stream& stream, const std::vector<std::stri
       std::find_if(each.begin(), each.end(), [](const ValueComparison& c) { return !c.equal(); });
   const auto at = static_cast<size_t>(first - each.begin());
   const ValueComparison& found = first == each.end() ? whole : *first;
-  // The line of each rank, and which rank it is.
-  // A zero ends the text, which has at most 8 * kLineWords - 1 bytes.
+  // The rank and its line. A zero ends the line, which has at most 8 * kLineWords - 1 bytes.
   std::array<uint64_t, kLineWords + 1> words{static_cast<uint64_t>(comm.world_rank())};
   const std::string line = (at < lines.size() ? lines[at] : "nothing more").substr(0, 8 * kLineWords - 1);
   std::memcpy(&words[1], line.data(), line.size());

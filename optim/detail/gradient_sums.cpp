@@ -54,8 +54,6 @@ Tensor write_served(ShardRuntime& runtime, const Tensor& sums, int64_t at) {
 // index has bit i set when the set holds dims[i]. The number for kElsewhere is counted in the last one, whose
 // words are summed over all dims on their way; so are the words of what was served, which stand behind it.
 struct MeshSums {
-  // Example of two dimensions: 4 accumulators. One sum over dims[1] of the upper two, one over dims[0] of the
-  // second, two additions.
   const DeviceMesh* mesh;
   std::vector<std::string> dims;  // that spread anything, in the mesh's order
   Tensor sums;
@@ -76,8 +74,9 @@ struct MeshSums {
     return ranks == mesh->size();
   }
 
-  // Leaves everything in accumulator 0. Those that dimension i spreads lie side by side, 2^i of them, once
-  // the dimensions after it are done; summed over it, they join the ones that it does not spread.
+  // Leaves everything in accumulator 0. Those that dimension i spreads are side by side, 2^i of them, once the
+  // dimensions after it are done. Summed over it, they join the ones that it does not spread. Example of two
+  // dimensions: a sum of accumulators 2 and 3 over dims[1], then a sum of accumulator 1 over dims[0].
   void reduce(Stream& stream) const {
     for (size_t i = dims.size(); i-- > 0;) {
       const int64_t half = (int64_t{1} << i) * kStride;

@@ -80,8 +80,8 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
-// Parses a finite number, with spaces around it. from_chars() ignores the locale: "1,5" must not parse in
-// some environments.
+// Parses a finite number, with spaces around it. from_chars() ignores the locale: a decimal comma never
+// parses.
 double number(std::string_view text, std::string_view whole) {
   const size_t begin = std::min(text.find_first_not_of(' '), text.size());
   text.remove_prefix(begin);

@@ -59,7 +59,7 @@ int share_of_cores(MPI_Comm neighbours, int count) {
   return std::max(1, static_cast<int>(share + 1e-6));
 }
 
-/// Minimum time for the bootstrap: other processes may still be loading, however short the calls' timeout is.
+/// Minimum time for the bootstrap: other processes may still be loading, also with a short timeout of calls.
 constexpr std::chrono::seconds kShortestStart{60};
 
 /// Rank 0's address and its expectations of clients; a port of 0 reports that it could not listen.

@@ -168,8 +168,8 @@ class Work {
       return Piece{whole.data + begin, std::min(length, whole.bytes - begin)};
     };
 
-    // Two sets of buffers: one receives while the other is reduced. Scratch is 2 * (ranks - 1) pieces,
-    // whatever the call's size.
+    // Two sets of buffers: one receives while the other is reduced. Scratch is 2 * (ranks - 1) pieces, for
+    // any size of the call.
     std::array<std::vector<Piece>, 2> arriving{none(), none()};
     const int64_t stride = (std::min(length, mine.bytes) + kAlignment - 1) / kAlignment * kAlignment;
     held_->slices = member_.scratch(std::min<int64_t>(2, steps) * (size_ - 1) * stride);

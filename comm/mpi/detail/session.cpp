@@ -118,7 +118,7 @@ void Session::report_missing_shutdowns() {
 
 int Session::take_tags(int count) {
   std::lock_guard lock(tags_mutex_);
-  // One range of tags per call, without a gap: MPI guarantees 32767 tags.
+  // MPI guarantees 32767 tags only, so they are reused.
   if (next_tag_ > engine_->tag_limit() - count) next_tag_ = Engine::kFirstTag;
   const int first = next_tag_;
   next_tag_ += count;
@@ -185,7 +185,7 @@ void Session::announce_departure(int world_rank) {
     std::lock_guard lock(leaving_mutex_);
     // After a failure the others wait for its cause; the end of this rank as well adds nothing.
     if (!leaving_.contains(world_rank) || !queued_.none(world_rank) || domain().aborted()) return;
-    // Once per rank: leave() and the end of the last queued call may both come here, on two threads.
+    // Once per rank: leave() and the end of the last queued call may both reach this point, on two threads.
     leaving_.erase(world_rank);
   }
   write_to_all({.kind = ControlMessage::Kind::left,

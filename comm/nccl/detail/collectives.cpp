@@ -234,7 +234,7 @@ class Issue {
 
 void issue(const Lane& lane, Verb verb, const Call& call, int peer) {
   const Issue issue(lane, call);
-  // Before NCCL's call, which looks registrations up while it is issued.
+  // Before NCCL's call, which reads the registrations while it is issued.
   if (lane.session.options().register_buffers) issue.register_memory();
   switch (verb) {
     case Verb::all_gather:

@@ -321,7 +321,7 @@ bool Handle::alive() {
 // The watchdog aborts all communicators at once, on threads: one may wait for kernels of another.
 void Handle::abort() noexcept {
   std::lock_guard lock(mutex_);
-  // A split that completed after its caller had given way to the failure must be aborted as well.
+  // A split may complete after its caller has thrown: it must be aborted as well.
   if (!comm_) take_split();
   // Ends kernels that wait for peers on the GPU; ncclCommDestroy would wait for them.
   if (comm_) session_.api().comm_abort(comm_);

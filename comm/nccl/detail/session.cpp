@@ -41,7 +41,7 @@ Session::~Session() {
   listening_.clear();
   watchdog_.reset();
   try {
-    // The watchdog may have ended before its next turn; peers need this rank's counts.
+    // The watchdog's last poll may have found queued calls; peers need this rank's counts.
     if (!failed()) announce_departure();
   } catch (const std::exception&) {  // the store is gone, which the other ranks detect themselves
   }
