@@ -21,14 +21,14 @@ namespace {
 using Worlds = std::vector<std::shared_ptr<Communicator>>;
 using Devices = std::span<const std::shared_ptr<Device>>;
 
-/// The recorders' options of a launch. Its ranks share the store; without a store they are threads of this
-/// process.
+/// Returns the recorders' options of a launch. Its ranks share the store; without a store they are threads of
+/// this process.
 FlightRecorderOptions flight_recorder(const LaunchOptions& options, Store* store) {
   FlightRecorderOptions flights = options.flight_recorder;
   if (flights.folder.empty() || !flights.launch.empty()) return flights;
   for (const char c : store_proof::random_bytes().substr(0, 8))
     flights.launch += fmt::format("{:02x}", static_cast<unsigned char>(c));
-  // Which rank's it is does not matter, as long as all have the same.
+  // The first rank's value wins, and all ranks get it. `sherd trace` leaves out files of other launches.
   if (store) flights.launch = store->set_once("flight recorder/launch", flights.launch);
   return flights;
 }

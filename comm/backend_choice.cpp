@@ -27,6 +27,8 @@ struct OuterJob {
   bool serves_mpi = false;
 };
 
+// Returns the job that the environment shows without torchrun's variables. torchrun may run inside of it, or
+// have left its variables in the shell.
 OuterJob job_beside_torchrun(const EnvironmentLookup& get) {
   OuterJob job;
   job.hint = job_in_environment([&get](const char* name) -> const char* {
@@ -42,7 +44,8 @@ OuterJob job_beside_torchrun(const EnvironmentLookup& get) {
   return job;
 }
 
-/// torchrun's variables beside those of MPI's launcher, where they do not say the same; else empty.
+// Returns how torchrun's variables contradict those of MPI's launcher; "" when they agree or one set is
+// missing. Both would be used: one by MPI, the other by the store.
 std::string disagreement(BackendKind backend, const EnvironmentLookup& get) {
   const OuterJob outer = job_beside_torchrun(get);
   // torchrun's own processes say so, and mpirun or srun may have started one torchrun on every host.
@@ -75,6 +78,7 @@ std::string disagreement(BackendKind backend, const EnvironmentLookup& get) {
                   job.variable, job.processes, job.processes, job.processes));
 }
 
+// Throws NotCompiled. Falling back to another backend would give each process a world of its own.
 void require_built(bool built, const char* name, const JobHint& job, const char* remedy) {
   if (built) return;
   throw NotCompiled(fmt::format(
@@ -111,11 +115,13 @@ BackendChoice choose_backend(const BackendSituation& situation, const Environmen
   const OuterJob outer = job_beside_torchrun(get);
   const JobHint& job = joining == BackendKind::mpi && outer.serves_mpi ? outer.hint : torch_or_other;
   const std::string reason = fmt::format("{} is {}", job.variable, job.processes);
+  // A job of one process needs no rendezvous, and so no MPI.
   if (job.processes == 1) return {BackendKind::local, reason};
   if (joining == BackendKind::nccl) {
     require_built(situation.has_nccl, "nccl", job, "configure it with -DSHERD_CUDA=ON -DSHERD_NCCL=ON");
     return {joining, reason + " and device.kind = cuda"};
   }
+  // MPI_Init() of such a process makes a world of one: every process would train alone.
   if (!outer.serves_mpi) no_launcher_of_mpi(job);
   require_built(situation.has_mpi, "mpi", job, "configure it with -DSHERD_MPI=ON");
   return {joining, reason};

@@ -19,7 +19,7 @@
 namespace sherd {
 namespace {
 
-/// Cores this process may run on.
+// Returns the cores that this process may run on: launchers and containers bind processes to some of them.
 int available_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -42,6 +42,7 @@ class FirstFailure {
  public:
   void add(const std::exception_ptr& e) {
     std::lock_guard lock(mutex_);
+    // By type, not by time: a rank that reports a peer may end before the rank that failed.
     auto& slot = reports_a_peer(e) ? secondary_ : primary_;
     if (!slot) slot = e;
   }
@@ -74,6 +75,7 @@ void run_rank(RankContext& context, const std::function<void(RankContext&)>& bod
   } catch (...) {
     failure.add(std::current_exception());
     own.device->heard();  // what fails in consequence needs no mention
+    // Before leave(): the others report this cause and not the absence of the rank.
     own.world->abort(text_of(std::current_exception()));
     own.world->leave();  // recover() of the others waits no longer
   }
@@ -97,6 +99,7 @@ std::shared_ptr<Device> make_device(const RankDeviceOptions& options, int rank, 
                        .attention = name_of(options.attention)};
   name_of(options.kind);  // throws on an invalid enumerator
   if (options.kind == DeviceKind::cpu) return make_cpu_device(device);
+  // Several ranks may share a GPU. Without a GPU the constructor throws with the driver's reason.
   device.ordinal = gpu % std::max(1, cuda_device_count());
   return make_cuda_device(device);
 }
@@ -143,6 +146,7 @@ int threads_of(const LaunchEnvironment& environment, int ranks) {
   return environment.cores > 0 ? environment.cores : std::max(1, available_cores() / ranks);
 }
 
+// Runs the body as this process's rank. A failure before the world exists is announced through the store.
 void launch_process(int ranks, const LaunchOptions& options, const Backend& backend,
                     const std::function<void(RankContext&)>& body) {
   // The store comes first: a rank that cannot continue then reports it to the others, which would wait for
@@ -171,7 +175,7 @@ void launch_process(int ranks, const LaunchOptions& options, const Backend& back
   } catch (const std::exception& e) {
     try {
       announce(*job.store, {rank, fmt::format("rank {} failed before it joined: {}", rank, e.what())});
-    } catch (const std::exception&) {  // the store is gone, which the others see for themselves
+    } catch (const std::exception&) {  // the store is gone, which the others detect themselves
     }
     throw;
   }
@@ -200,6 +204,7 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
   const int threads = asked > 0 ? asked : std::max(1, available_cores() / ranks);
   std::vector<std::shared_ptr<Device>> devices;
   for (int r = 0; r < ranks; ++r) devices.push_back(make_device(options.device, r, r, threads));
+  // On the caller's thread, before any rank runs: a failure here throws without an abort.
   const auto worlds = backend.worlds_of_threads(devices, options);
   std::vector<RankContext> contexts;
   for (size_t r = 0; r < devices.size(); ++r) contexts.push_back({devices[r], worlds[r]});
@@ -209,6 +214,7 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
 void launch(std::vector<RankContext> ranks, const std::function<void(RankContext&)>& body) {
   FirstFailure failure;
   {
+    // Its destruction joins all threads, before failures are read.
     std::vector<std::jthread> rank_threads;
     try {
       for (auto& context : ranks) rank_threads.emplace_back([&] { run_rank(context, body, failure); });

@@ -11,7 +11,8 @@
 namespace sherd {
 namespace {
 
-// Whether matrices of two units may be in one bucket.
+// Returns whether matrices of two units may be in one bucket. Ranks, placements and dtypes of their
+// collectives must be equal.
 bool alike(const PlanUnit& a, const PlanUnit& b) {
   const auto same_axis = [](const MeshAxis& x, const MeshAxis& y) {
     return x.name == y.name && x.size == y.size && x.coordinate == y.coordinate;
@@ -31,6 +32,8 @@ struct Matrices {
   std::vector<std::pair<int, int>> members;  // unit, parameter
 };
 
+// Returns the matrices by layout. The root's are first: LayerWiseLayout fills buckets from the last to the
+// first, and the root's backward ends last.
 std::vector<Matrices> matrices_of(const std::vector<PlanUnit>& units) {
   std::vector<Matrices> all;
   for (const bool root : {true, false}) {
@@ -50,9 +53,9 @@ std::vector<Matrices> matrices_of(const std::vector<PlanUnit>& units) {
   return all;
 }
 
-// The last unit inside of unit u, or u itself. Modules are registered before those inside of them, so that
-// the units inside follow; one that follows them and has fewer levels inside is taken for one of them, which
-// costs a slot at most.
+// Returns the last unit inside of unit u, or u itself. Modules are registered before those inside them, so
+// the units inside follow. A later unit with fewer levels inside is taken for one of them, which costs one
+// slot at most.
 int last_inside(const std::vector<PlanUnit>& units, int u) {
   const int others = static_cast<int>(units.size()) - 1;
   if (units[static_cast<size_t>(u)].root) return others - 1;
@@ -67,6 +70,7 @@ int last_inside(const std::vector<PlanUnit>& units, int u) {
 
 std::vector<int> BucketPlan::members() const {
   std::vector<int> all;
+  // Reverse of model order: the last unit's backward comes first.
   for (size_t i = units.size(); i-- > 0;)
     if (std::find(all.begin(), all.end(), units[i]) == all.end()) all.push_back(units[i]);
   return all;
@@ -117,6 +121,7 @@ BackwardSpan backward_span(const BucketPlan& bucket, const std::vector<PlanUnit>
   BackwardSpan span{.begin = others, .end = 0};
   for (const int u : bucket.members()) {
     const bool root = units[static_cast<size_t>(u)].root;
+    // A unit's backward begins before those of the units inside it. Of these the last one comes first.
     span.begin = std::min(span.begin, others - 1 - last_inside(units, u));
     span.end = std::max(span.end, root ? others : others - 1 - u);
   }

@@ -55,6 +55,7 @@ void check(ModuleBase& root, const FullyShardOptions& root_options) {
 }  // namespace
 
 void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  // Inner modules may outlive their root: they can be wrapped again.
   module.visit([](const std::string&, ModuleBase& m) {  // drops units of a destroyed root
     if (m.unit_ && !m.unit_->attached()) m.unit_ = nullptr, m.wrap_ = nullptr;
   });

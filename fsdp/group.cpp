@@ -67,6 +67,7 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
 }
 
 ParamGroup::~ParamGroup() {
+  // Parameters are handles that users may hold longer: their calls throw from now on.
   for (auto& p : spec_.params) {
     p.state_->group = nullptr;
     p.state_->views = nullptr;
@@ -139,8 +140,10 @@ void ParamGroup::allocate() {
     if (const PlannedBuffer* b = plan().find(use))
       t = Tensor::empty(device_, {b->elements}, b->dtype, b->memory, b->name());
   };
+  // An absent buffer of the plan leaves its tensor undefined.
   make(resident_, BufferUse::resident);
   make(master_, BufferUse::master);
+  // One copy in place of two: the update writes the cell that the next gather sends.
   if (!master_.defined()) {  // the stored weights are fp32 themselves
     const int64_t begin = (needs_slot() ? 0 : part_begin_) + cell_begin_;
     master_ = rest_.flat(begin, begin + cell_size_);
@@ -158,6 +161,7 @@ void ParamGroup::initialise(Stream& stream, uint64_t seed) {
 
 void ParamGroup::set_frozen(int p, bool frozen) {
   frozen_[static_cast<size_t>(p)] = frozen;
+  // All ranks freeze alike, so a group without trained parameters skips its collectives on all ranks.
   trains_ = std::find(frozen_.begin(), frozen_.end(), false) != frozen_.end();
 }
 
@@ -166,6 +170,7 @@ void ParamGroup::set_frozen(int p, bool frozen) {
 void ParamGroup::publish(Stream& stream, const Staging& staging) {
   // The communication buffer is the stored weights, or staging where the full buffer is a separate one.
   const Tensor whole = rest_.defined() ? rest_ : staging.gather.of(plan().dtype).flat(0, staging_elements());
+  // Weights that are stored sharded are this rank's part already.
   const Tensor part = needs_slot() ? whole : part_of(whole);
   const Tensor cell = cell_of(part);
   // The optimizer may have written the copies already; otherwise the masters are converted here.
@@ -201,6 +206,7 @@ void ParamGroup::reshard() { full_ = Tensor(); }
 
 void ParamGroup::open_grad(const Tensor& slot) {
   if (!trains_) return;
+  // Writes no zeros: a fill would be one more pass over the full buffer.
   grad_open_ = needs_grad_slot() ? slot : grad_full_;
   // A new slot, or a new step, has undefined content: every range must be written before it is read.
   if (needs_grad_slot() || grads_fresh_) fresh_.assign(fresh_.size(), true);
@@ -237,15 +243,19 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
   }
   if (!last) return;
   final_ = true;
-  // In the step's last reduction: the sum over the replicas, then the average over all data-parallel ranks.
+  // Once in a step, with the sums over microbatches in grad_part_: the sum over the replicas, then the average
+  // over all data-parallel ranks.
   const Tensor cell = cell_of(grad_part_);
   redistribute(stream, spec_.comms.reduce_outer, gradients_, outer_.grad_micro, outer_.grad, grad_part_,
                outer_.grad.is_shard() ? cell : grad_part_);
-  // Only this rank's cell is scaled, since the optimizer reads no other elements.
+  // Only this rank's cell is scaled, since the optimizer reads no other elements. After the sum, one rounding
+  // per element; exact for powers of two.
   if (ranks_ > 1) ops::scale(stream, cell, 1.0f / static_cast<float>(ranks_));
 }
 
 Tensor ParamGroup::wire_gradient(Stream& stream, const Staging& staging) const {
+  // The collective may overwrite the open gradient: backward has ended, and the slot is released after the
+  // reduction.
   if (!stages_reduce()) return grad_open_;
   const Tensor wire = staging.reduce.of(wire_dtype()).flat(0, staging_elements());
   pack(stream, wire, grad_open_);
@@ -253,6 +263,7 @@ Tensor ParamGroup::wire_gradient(Stream& stream, const Staging& staging) const {
 }
 
 Tensor ParamGroup::sum_whole(Stream& stream, const Tensor& gradient) {
+  // In place: the sum replaces the open gradient, or its copy in staging.
   redistribute(stream, spec_.comms.reduce_inner, gradients_, Partial(), Replicate(), gradient, gradient);
   return part_of(gradient);
 }
@@ -267,6 +278,7 @@ Tensor ParamGroup::sum_to_part(Stream& stream, const Tensor& gradient) {
 void ParamGroup::accumulate(Stream& stream, const Tensor& part) {
   const bool fresh = std::exchange(part_fresh_, false);
   if (part.raw() == grad_part_.raw()) return;  // it was received there
+  // Added in f32: a bf16 wire rounds each microbatch's part, not the running sum.
   if (!fresh) {
     ops::scaled_add(stream, grad_part_, 1.0f, part);
   } else if (part.dtype() == DType::f32) {
@@ -301,6 +313,7 @@ void ParamGroup::release_grads(Stream& stream, const std::vector<bool>& which) {
     if (final_) {
       released_[p] = true;
     } else {
+      // Ordered before the next microbatch's reduction, whose stream waits for compute.
       zero_grad(stream, static_cast<int>(p));
     }
   }
@@ -355,6 +368,7 @@ GradTarget ParamGroup::grad_for_overwrite(int p) {
   touched_[static_cast<size_t>(p)] = true;
   // The first writer may overwrite (beta 0); later ones add (beta 1).
   const bool fresh = fresh_[static_cast<size_t>(p)];
+  // The caller must write all elements now: settle_grad() takes the range as written.
   fresh_[static_cast<size_t>(p)] = false;
   const FullRange r = layout_->full_range(ParamId(p));
   return {grad_open_.flat(r.begin.value, r.end.value).view(param.shape()), fresh ? 0.0f : 1.0f};
@@ -368,6 +382,7 @@ Tensor ParamGroup::cell_view(const Tensor& cell, int p) const {
 // Returns the stored pieces of a parameter on this rank, by ranges of the parameter. Views, without a copy.
 std::vector<ParamGroup::Piece> ParamGroup::resting(int p) const {
   const Parameter& param = spec_.params[static_cast<size_t>(p)];
+  // Rows of padding of an uneven tensor-parallel cut are in memory, and in no piece.
   const int64_t held =
       param.tensor_shard() ? held_elements(param.shape(), *param.tensor_shard()) : param.numel();
   if (!needs_slot()) {
@@ -389,6 +404,8 @@ std::vector<ParamGroup::Piece> ParamGroup::resting(int p) const {
 Tensor ParamGroup::shard(int p) const { return cell_view(master_, p); }
 
 Tensor ParamGroup::model_copy(int p) const {
+  // Returns the cell of the stored weights in the compute dtype. Undefined where publish() converts into
+  // staging, and where the masters are the stored weights.
   if (!rest_.defined() || rest_.dtype() == DType::f32) return {};
   return cell_view(cell_of(needs_slot() ? rest_ : part_of(rest_)), p);
 }
@@ -430,6 +447,7 @@ void ParamGroup::for_pieces(F f) const {
 
 void ParamGroup::pack(Stream& stream, const Tensor& comm, const Tensor& full) const {
   auto move = comm.dtype() == full.dtype() ? ops::copy : ops::cast;
+  // One kernel where both buffers have one order; otherwise one per piece.
   if (!staged_) return move(stream, comm, full);
   for_pieces(
       [&](int64_t c, int64_t f, int64_t n) { move(stream, comm.flat(c, c + n), full.flat(f, f + n)); });

@@ -9,6 +9,8 @@
 namespace sherd {
 namespace {
 
+// Returns the group that the parameter needs. Frozen ones are apart: their group has no gradient buffers and
+// no reduction.
 GroupKind kind_of(const PlanParam& p, LayoutPolicy policy) {
   if (!p.trainable) return GroupKind::frozen;
   return policy == LayoutPolicy::whole_param && p.cut == CutClass::row ? GroupKind::whole : GroupKind::cut;
@@ -30,6 +32,7 @@ std::shared_ptr<const ShardLayout> make_layout(const PlanUnit& unit, const Group
                         .rotation = unit.position,
                         .carried_cost = {},
                         .order_by_carried_cost = true};
+  // Only the matrices of GroupKind::whole must not be cut; ragged splits the others by elements.
   if (options.policy == LayoutPolicy::whole_param && g.kind != GroupKind::whole)
     options.policy = LayoutPolicy::ragged;
   // Ignored parameters are on every rank, whatever it has else.
@@ -48,6 +51,8 @@ std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
     all.push_back({use, memory, dtype, elements, lifetime, -1});
   };
   const bool staged = g.staged(), in_parts = g.needs_slot();
+  // Staged weights that are stored unsharded are contiguous in `resident`; their communication buffer is
+  // staging.
   const bool rests = in_parts || !staged;
   if (rests)
     add(BufferUse::rest, MemoryClass::parameter, g.dtype, in_parts ? g.part_elements() : g.buffer_elements(),
@@ -81,6 +86,7 @@ namespace {
 StepTraffic moved(Placement from, Placement to, int ranks, int64_t full, DType dtype) {
   StepTraffic t;
   if (ranks == 1 || from == to) return t;
+  // As the communicators count: (n - 1) / n of the buffer per rank, twice that for an all-reduce (a ring).
   const int64_t others = full / ranks * (ranks - 1);
   if (from.is_shard()) {
     t.all_gather = others * size_of(dtype);
@@ -162,12 +168,14 @@ StepTraffic GroupPlan::traffic(int microbatches, int gathers) const {
     return moved(from, to, axes.shard_ranks, buffer_elements(), type);
   };
   // New weights reach their storage once a step, and are gathered from there for every use.
+  // Replicas gather first, as ParamGroup::publish().
   t += moved(out.state, out.param, axes.replicate_ranks, part_elements(), dtype);
   if (!needs_slot()) t += inner(in.state, in.param, dtype);
   for (int i = 0; needs_slot() && i < microbatches * gathers; ++i) t += inner(in.param, Replicate(), dtype);
   if (!trainable()) return t;
   for (int i = 0; i < microbatches; ++i) {
     const bool last = i + 1 == microbatches;
+    // Partial to Partial moves nothing: no_shard and optim reduce in the last microbatch only.
     t += inner(Partial(), last ? in.grad : in.grad_micro, wire_dtype);
   }
   return t += moved(out.grad_micro, out.grad, axes.replicate_ranks, part_elements(), DType::f32);
@@ -183,6 +191,8 @@ bool in_bucket(const PlanUnit& unit, const PlanParam& p) {
 
 std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried) {
   std::vector<GroupPlan> groups;
+  // The order of groups is the order of collectives and of ranges in slots: it depends on the arguments
+  // alone.
   for (const bool ignored : {false, true}) {
     for (const GroupKind kind : {GroupKind::whole, GroupKind::cut, GroupKind::frozen}) {
       const size_t first = groups.size();

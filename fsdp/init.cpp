@@ -36,6 +36,7 @@ std::string check_init(const Init& init, const Shape& shape) {
   if (init.kind ==
       InitKind::truncated_normal) {  // as ops::random_truncated_normal, on ranks without elements, too
     const auto below = [&](float v) {
+      // Phi((v - mean) / stddev), the normal distribution function.
       return 0.5 * std::erfc((double{init.mean} - v) / (init.stddev * std::sqrt(2.0)));
     };
     if (const double inside = below(init.high) - below(init.low); inside < 0.01)
@@ -47,6 +48,7 @@ std::string check_init(const Init& init, const Shape& shape) {
   return "";
 }
 
+// Returns a digest for comparing ranks. InitKind::function compares as a kind only: code has no digest.
 uint64_t digest_of(const Init& init) {
   uint64_t digest = 0;
   for (const float v : {init.mean, init.stddev, init.low, init.high, init.gain})

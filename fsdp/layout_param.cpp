@@ -16,6 +16,7 @@ double stack_cost(const std::string& name, Shape shape) {
 
 }  // namespace
 
+// A cost of 0 makes packing_cost() use its default rule.
 LayoutParam layout_param(std::string name, Shape shape, CutClass cut, const RowBlocks& blocks) {
   LayoutParam out{std::move(name), std::move(shape), cut};
   if (out.shape.size() != 2 && out.shape.size() != 3) return out;

@@ -25,6 +25,8 @@ std::vector<PlannedBuffer> assign_slots(std::vector<UnitPlan>& units, const Slot
     for (const GroupPlan& g : u.groups)
       if (const PlannedBuffer* b = g.find(use))
         u.*table.elements += use == BufferUse::unsharded ? g.slot_bytes() : b->elements;
+    // Weights that stay unsharded until backward must not be overwritten by other units meanwhile. Gradients
+    // are reduced at the end of each backward, so their slots rotate.
     const bool shares = !u.root && (use == BufferUse::open_gradient || u.gathers_twice);
     needs.push_back({u.*table.elements, u.height, shares});
   }
@@ -50,6 +52,7 @@ void assign_bucket_slots(ModelPlan& plan, const std::vector<PlanUnit>& units, co
   for (const BucketPlan& b : plan.buckets) {
     const PlannedBuffer* open = b.group.find(slot.use);
     const BackwardSpan span = backward_span(b, units);
+    // With overlap the reduction runs during the next unit's backward: one unit of time more.
     users.push_back({open != nullptr ? open->elements : 0, span.begin, span.end + (overlap ? 1 : 0)});
   }
   const SlotPlan assigned = plan_slots_in_time(users);
@@ -116,6 +119,7 @@ StepTraffic ModelPlan::traffic(int microbatches) const {
   StepTraffic t;
   for (auto& u : units)
     for (auto& g : u.groups) t += g.traffic(microbatches, u.gathers_twice ? 2 : 1);
+  // Buckets store weights unsharded: one gather in a step, for any number of microbatches.
   for (auto& b : buckets) t += b.group.traffic(microbatches, 1);
   return t;
 }

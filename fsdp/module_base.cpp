@@ -20,6 +20,7 @@ std::string join(const std::string& prefix, const std::string& name) {
 ModuleBase::~ModuleBase() {
   if (parent_ != nullptr) std::erase_if(parent_->children_, [&](auto& c) { return c.second == this; });
   for (auto& [name, module] : children_) module->parent_ = nullptr;
+  // Handles of a tied parameter may remain in other modules.
   for (auto& [name, p] : parameters_) --p.state().registrations;
 }
 

@@ -125,6 +125,8 @@ ParamGroup& Parameter::group() const {
   return *state_->group;
 }
 
+// Returns the views of the group, or those given to the constructor. Throws before fully_shard() and after the
+// root's destruction.
 ParameterViews& Parameter::views() const {
   if (state().views == nullptr) require_memory();
   return *state_->views;

@@ -8,7 +8,8 @@ namespace sherd {
 PrefetchOrder::PrefetchOrder(int units, int prefetch)
     : root_(units), prefetch_(static_cast<size_t>(prefetch)), units_(static_cast<size_t>(units) + 1) {}
 
-// A unit may be open several times, for instance recomputed inside of its own backward.
+// Returns the open backwards of the unit. A unit may be open several times, for example recomputed inside its
+// own backward.
 int PrefetchOrder::open_backwards(int unit) const {
   const auto& uses = at(unit).uses;
   return static_cast<int>(std::count_if(uses.begin(), uses.end(), [](const Use& u) { return u.backward; }));
@@ -29,11 +30,14 @@ PrefetchOrder::Use PrefetchOrder::close_use(int unit) {
 }
 
 std::vector<int> PrefetchOrder::begin_forward(int unit, ForwardKind kind) {
+  // Backwards of any unit count: a checkpointed block recomputes the units inside it.
   const bool recomputes = open_backwards_ > 0 || kind == ForwardKind::recomputed;
   const int due_before = due(unit);
   std::vector<int> ahead;
+  // A recomputation leaves the recorded order unchanged, and its backward is next: it prefetches nothing.
   if (!recomputes) ahead = ahead_of_forward(unit);
-  // A recorded forward inside a backward is a recomputation for one that is due.
+  // A recorded forward inside a backward is a recomputation for one that is due. Its unit may have had no
+  // recorded forward before: max() makes one due.
   int& due = at(unit).due;
   if (kind == ForwardKind::recorded) due = recomputes ? std::max(due, 1) : due + 1;
   open_use(unit, {.backward = false,
@@ -43,22 +47,24 @@ std::vector<int> PrefetchOrder::begin_forward(int unit, ForwardKind kind) {
   return ahead;
 }
 
-// A forward of the root that ends makes its order the one that the next forward is prefetched by.
+// Ends a forward. The root's makes its order the one that the next forward is prefetched by.
 void PrefetchOrder::end_forward(int unit) {
   if (!innermost(unit)->recomputes) {
     if (unit == root_) {
       order_ = std::exchange(recording_, {});
     } else if (open(root_) > 0) {
+      // Inside the root's forward; a forward outside of it is in neither order.
       ended_.resize(backward_at_);  // units that have begun their backward leave the next one
       ended_.push_back(unit);
       backward_at_ = ended_.size();
     }
   }
   close_use(unit);
+  // A use that ends without an exception has caught the exception of those inside it.
   cancelled_.reset();
 }
 
-// Backward prefetches by the order in which forwards have ended, from the last one.
+// Begins a backward. Prefetches follow the order in which forwards have ended, from the last one.
 std::vector<int> PrefetchOrder::begin_backward(int unit) {
   std::vector<int> ahead = ahead_of_backward(unit);
   open_use(unit, {.backward = true, .due_before = due(unit)});
@@ -71,7 +77,8 @@ void PrefetchOrder::end_backward(int unit) {
   cancelled_.reset();
 }
 
-// Undoes a begin, as if the call had not been made.
+// Undoes a begin: closes the use and restores due(). The order under recording keeps the unit, so a retry may
+// stop prefetching until the root's next forward.
 void PrefetchOrder::take_back(int unit) { at(unit).due = close_use(unit).due_before; }
 
 // Ends a use that an exception has left. A lost backward leaves gradients incomplete: the step is broken
@@ -79,13 +86,16 @@ void PrefetchOrder::take_back(int unit) { at(unit).due = close_use(unit).due_bef
 void PrefetchOrder::cancel(int unit) {
   const Use use = close_use(unit);
   if (!use.backward) at(unit).due = use.due_before;
+  // Uses unwind from the innermost: the first one names the cause in messages.
   if (!cancelled_) cancelled_ = Cancelled{unit, use.backward};
+  // Evaluation leaves no pending backward, so it never breaks a step.
   const bool lost = use.backward || (use.training && open_ == 0);
   if (lost && !broken_) broken_ = cancelled_;
   if (open_ == 0) cancelled_.reset();
 }
 
 void PrefetchOrder::reset() {
+  // order_ stays: the next step probably runs the same units, and all ranks have recorded the same.
   for (Unit& u : units_) u.due = 0;
   recording_.clear();
   ended_.clear();
@@ -113,14 +123,15 @@ std::vector<int> PrefetchOrder::ahead_of_forward(int unit) {
     if (open(root_) == 0) return {};
     recording_.push_back(unit);
     const size_t at = recording_.size() - 1;
-    // Prefetching stops at the first unit that differs from the recorded order, until the next forward of
-    // the root.
+    // Prefetching stops at the first unit that differs from the recorded order, until the next forward of the
+    // root. A unit gathered in the wrong order could take a slot that an earlier unit needs.
     follows_order_ = follows_order_ && at < order_.size() && order_[at] == unit;
   }
   if (!follows_order_) return {};
   const size_t next = recording_.size();
   const size_t end = std::min(order_.size(), next + prefetch_);
   std::vector<int> ahead;
+  // Nearest first: gathers run in this order on one stream.
   for (size_t i = next; i < end; ++i) ahead.push_back(order_[i]);
   return ahead;
 }
@@ -131,6 +142,7 @@ std::vector<int> PrefetchOrder::ahead_of_backward(int unit) {
     // backward.
     size_t at = backward_at_;
     while (at > 0 && ended_[at - 1] != unit) --at;
+    // A unit without a forward leaves the position: the next known unit continues from there.
     if (at == 0) return {};
     backward_at_ = at - 1;
   }

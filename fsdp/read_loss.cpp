@@ -26,11 +26,13 @@ double read_loss(const ModuleBase& root, const Tensor& losses) {
   Stream& stream = device.compute();
   const Tensor sums = Tensor::empty(device, {2}, DType::f64, MemoryClass::scratch, "loss");
   ops::fill(stream, sums.flat(0, 1), 0);
+  // Sum and count travel in one all-reduce: ranks may have different numbers of elements.
   ops::fill(stream, sums.flat(1, 2), static_cast<double>(losses.numel()));
   if (losses.numel() > 0) ops::accumulate_sum(stream, sums.flat(0, 1), losses);
   const auto ranks = data_parallel_ranks(runtime);
   if (ranks->size() > 1) ranks->all_reduce(stream, sums);
   double host[2] = {0, 0};
+  // Blocks the host until the forward and the all-reduce are done.
   ops::copy_to_host(stream, host, sums);
   return host[0] / host[1];
 }

@@ -49,6 +49,7 @@ RowBlocks grouped_query_blocks(int64_t groups, int64_t queries_per_group, int64_
   return blocks;
 }
 
+// Counts how often each row is covered, which detects gaps and overlaps of strided blocks.
 std::string check_blocks(const RowBlocks& blocks, int64_t rows) {
   std::vector<int> seen(static_cast<size_t>(rows), 0);
   for (auto& b : blocks) {

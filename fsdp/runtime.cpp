@@ -28,8 +28,8 @@ std::string otherwise(const DeviceMesh& mesh) {
       mesh.world()->device().label(), mesh.describe());
 }
 
-// Lines that describe all that communicators and layouts are made of: units with their parameters, and
-// buffers.
+// Returns lines that describe all that communicators and layouts are made of: units with their parameters,
+// and buffers.
 std::vector<std::string> in_words(const std::vector<UnitClaim>& claims, const std::vector<Buffer>& buffers) {
   std::vector<std::string> lines;
   for (const UnitClaim& claim : claims) {
@@ -69,6 +69,8 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
     check_comm_ = mesh_.world()->clone();
   }
   check_comm_->serve(Purpose("the comparison of what ranks do"));
+  // Two words per rank, for require_equal() and UpdateCount. Made once: memory of a later request would make
+  // check_ wait for compute.
   check_buffer_ =
       Tensor::empty(device_, {2 * check_comm_->size()}, DType::i64, MemoryClass::message, "fingerprint");
   follow_compute(*check_);
@@ -89,7 +91,9 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
     described.push_back(
         plan_unit_of(claim, static_cast<int>(described.size()), static_cast<int>(id), options_));
   }
+  // Arithmetic on equal claims: every rank makes the same plan without communication.
   plan_ = plan_model(described, options_);
+  // Before the units, which hold pointers to their buckets.
   make_buckets(claims);
   // Backward order, the root last. Making a unit makes the communicators of its mesh, on all ranks in this
   // order.
@@ -101,6 +105,7 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
   units_.back() = make_unit(claims.back(), plan_.units.back(), last);
   for (auto& u : units_) context_->units.push_back(u.get());
   check_meshes(mesh_, groups());
+  // Before the allocations: ranks with other options would share buffers of other sizes.
   check_fingerprints();
   make_slots();
   allocate();
@@ -116,6 +121,7 @@ ShardRuntime::~ShardRuntime() {
   // Modules below the root may outlive it with their units, whose buffers the streams still use.
   context_->gather.reset();
   context_->reduce.reset();
+  // After the streams: collectives that are queued may use the buffers until then.
   buffers_.reset();
   for (Buffer& b : kept_) b.state().data = Tensor();
   for (auto& u : units_) u->detach();
@@ -178,6 +184,8 @@ void ShardRuntime::make_buckets(const std::vector<UnitClaim>& claims) {
 }
 
 GroupComms ShardRuntime::comms_of(const DeviceMesh& mesh, const ShardAxes& axes) {
+  // Returns the communicators of a group. Collective at the first request for these dimensions: clone()
+  // blocks the host until all ranks call it.
   if (axes.shard.empty()) return {alone_, alone_, alone_, alone_};  // ignored parameters
   const auto inner = mesh.flatten(axes.shard);
   const auto outer = axes.replicate.empty() ? nullptr : mesh.flatten(axes.replicate);
@@ -226,6 +234,7 @@ void ShardRuntime::make_slots() {
     gradients.slot_of.push_back(b.gradient_slot);
     gradient_elements.push_back(open != nullptr ? open->elements : 0);
   }
+  // Bytes, because the groups of one unit may have several dtypes.
   context_->whole = SlotPool(device_, DType::u8, MemoryClass::gathered, "unsharded parameters",
                              std::move(whole), std::move(whole_elements));
   context_->gradients = SlotPool(device_, DType::f32, MemoryClass::gradient, "unsharded gradients",
@@ -270,6 +279,7 @@ void ShardRuntime::initialise() {
   Staging& staging = context_->staging;
   for (auto* t : {&staging.gather.full, &staging.gather.half, &staging.reduce.full, &staging.reduce.half})
     if (t->defined()) ops::fill(device_.compute(), *t, 0);  // padding is sent and summed, too
+  // Marks all copies as stale, so that the first unshard() publishes the initial masters.
   begin_step(nullptr);
 }
 
@@ -283,7 +293,7 @@ void ShardRuntime::require_gradients(const char* who, const UpdateSet* set) {
         "checkpoint",
         device_.label(), who));
   // No backward of the root is pending but the last one has not reduced: complete the step with an empty
-  // backward.
+  // backward. All ranks have dropped the same forwards, so all of them reduce here.
   if (context_->awaits_backward && context_->last_microbatch &&
       context_->order.due(context_->order.root()) == 0)
     empty_backward(*units_.back());
@@ -356,13 +366,16 @@ void ShardRuntime::set_frozen(const std::vector<Parameter>& params, bool frozen)
                     device_.label(), fmt::join(wrong, ", ")));
   for (const Parameter& p : params) {
     p.group().set_frozen(p.index_in_group(), frozen);
+    // No collective here: ranks that freeze different parameters fail at the next comparison of served().
     note_alike(hash64(frozen ? 1 : 0, p.name()));
   }
 }
 
+// Returns whether final gradients exist. Accumulated ones are not final.
 bool ShardRuntime::has_gradients() const { return units_.back()->finished() || sets_->any_ready(); }
 
 bool ShardRuntime::comparison_due() {
+  // steps_ counts weight changes and resets, so all ranks decide alike without communication.
   if (steps_ / 64 == compared_ / 64) return false;
   compared_ = steps_;
   return true;
@@ -401,6 +414,7 @@ void ShardRuntime::zero_grad(UpdateSet* set) {
     throw InvalidArgument(
         fmt::format("{}: zero_grad() inside the forward or backward of a unit", device_.label()));
   context_->require_whole_step("zero_grad()");
+  // Only a release of final gradients enters the digest that ranks compare.
   if (set == nullptr ? has_gradients() : set->ready()) {
     note_alike(hash64(static_cast<uint64_t>(sets_->index_of(set)), "zero_grad"));
   }
@@ -421,6 +435,7 @@ void ShardRuntime::drop_step(UpdateSet* set) {
   for (auto& b : buckets_) b->drop_step(set);
   for (auto& u : units_) u->drop_step(set);
   context_->order.reset();
+  // The digest of uses covers one step.
   context_->log.begin_step();
 }
 
@@ -437,12 +452,15 @@ void ShardRuntime::begin_change(WeightsChange& change, UpdateSet* set) {
   compute.wait(context_->gather->record());
   compute.wait(std::exchange(held_, {}));
   for (auto* g : groups())
+    // copies_written() of an earlier update refers to older weights than those of this change.
     if (set == nullptr || set->holds_some_of(*g)) g->forget_copies();
+  // Counted on the stream, after the waits: a failed wait leaves the update as not begun.
   updates_->begin(compute);
   changing_ = &change;
 }
 
 void ShardRuntime::end_change(WeightsChange& change, UpdateSet* set, bool whole) {
+  // recovered() has closed the change and has begun a step already.
   if (changing_ != &change) return;
   changing_ = nullptr;
   if (whole) {
@@ -456,6 +474,8 @@ void ShardRuntime::end_change(WeightsChange& change, UpdateSet* set, bool whole)
 void ShardRuntime::begin_step(UpdateSet* set) {
   // Gathers of the new weights wait for this: they read what the compute stream has been asked to write.
   context_->weights_ready = device_.compute().record();
+  // The first step is over and has loaded its kernels: streams may issue out of the host's order now. Before
+  // drop_step(), which drops the gradients that this tests.
   if (has_gradients()) device_.issue_in_order(false);
   drop_step(set);
   ++steps_;
@@ -476,6 +496,7 @@ void ShardRuntime::recovered() {
         "{}: recovered() inside the forward or backward of a unit; let the exception leave the model first",
         device_.label()));
   changing_ = nullptr;
+  // Ranks may have noted different values before the failure.
   alike_ = 0;
   held_ = context_->reduced = {};
   for (auto& u : units_) u->recovered();
@@ -493,6 +514,7 @@ void ShardRuntime::weights_replaced() {
   mesh_.world()->reset_digest();
   alike_ = 0;
   *ranks_apart_ = false;
+  // The caller has written all weights on all ranks, so a cut off update has no effect any more.
   context_->torn = false;
 }
 
@@ -513,6 +535,7 @@ void ShardRuntime::clear_trace() { context_->log.clear_lines(); }
 void ShardRuntime::enable_trace(bool on) { context_->log.keep_lines(on); }
 
 void ShardRuntime::empty_backward(Unit& unit) {
+  // The unit reduces the gradients of earlier microbatches here, or zeros where the step has not used it.
   context_->order.owe_backward(unit.root() ? context_->order.root() : unit.index());
   unit.pre_backward();
   try {
@@ -524,6 +547,8 @@ void ShardRuntime::empty_backward(Unit& unit) {
 }
 
 bool ShardRuntime::complete_backward() {
+  // Runs on the root's last backward, before its reduction. Returns false when all trainable parameters are
+  // frozen.
   if (!context_->last_microbatch) return true;
   skip_ = Tensor();  // of other gradients
   const std::vector<const UpdateSet*> absent = sets_->left_out(groups());
@@ -550,10 +575,13 @@ bool ShardRuntime::complete_backward() {
     }
     if (!has_trainable || some_take_part) continue;
     idle.insert(u.get());
-    u->release_gradients(
-        nullptr);  // whether it was called or not: none of its gradients are left out any more
+    // Clears the marks that backward and leave_out() have set, whether the unit was called or not. None of
+    // its gradients is final in this step.
+    u->release_gradients(nullptr);
     if (!u->root()) continue;
-    for (auto& p : u->params())  // its own reduction is still to come
+    // The root's reduction follows this function and marks its group as final, except for parameters left
+    // out.
+    for (auto& p : u->params())
       if (!p.frozen()) p.group().leave_out(p.index_in_group());
   }
   for (auto& b : buckets_) {
@@ -578,6 +606,7 @@ bool ShardRuntime::complete_backward() {
           device_.label(), u->name()));
   // Units that no backward of this microbatch reached still owe their collectives.
   for (auto& u : units_) {
+    // Sets left out send nothing, on every rank.
     if (u->root() || u->finished() || idle.contains(u.get())) continue;
     empty_backward(*u);
   }

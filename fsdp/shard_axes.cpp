@@ -55,12 +55,14 @@ ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const std::vector<std::strin
   a.replicate_index = outer.index;
   a.inner = inner_row(strategy, inner.ranks);
   a.outer = outer_row(outer_strategy, outer.ranks);
+  // Ranks along other dimensions compute on the same data and are not counted.
   a.divisor = gradient_ranks > 0 ? gradient_ranks : inner.ranks * outer.ranks;
   a.shard = std::move(inner.names);
   a.replicate = std::move(outer.names);
   // The dimensions over which a kind of value is sharded: inner ones first.
   const auto split = [&](Placement PlacementRow::*what) {
     std::vector<std::string> names;
+    // Shard group outermost: a part is contiguous, and replicas cut it into cells.
     if ((a.inner.*what).is_shard()) names = a.shard;
     if ((a.outer.*what).is_shard()) names.insert(names.end(), a.replicate.begin(), a.replicate.end());
     return names;

@@ -13,6 +13,7 @@ SlotPlan plan_slots(const std::vector<SlotNeed>& units, int turns) {
   std::map<int, int> seen;                  // units of each height so far
   std::map<std::pair<int, int>, int> slot;  // by height and turn
   for (const SlotNeed& unit : units) {
+    // Counted for every unit, including those without a slot: the turn depends on the position alone.
     const int turn = seen[unit.height]++ % turns;
     int at = -1;
     if (unit.elements > 0) {
@@ -30,6 +31,7 @@ SlotPlan plan_slots(const std::vector<SlotNeed>& units, int turns) {
 SlotPlan plan_slots_in_time(const std::vector<SlotSpan>& users) {
   std::vector<size_t> order(users.size());
   std::iota(order.begin(), order.end(), size_t{0});
+  // First fit by start time: it needs the fewest slots that overlapping intervals allow.
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return users[a].begin < users[b].begin; });
   SlotPlan plan;

@@ -7,6 +7,7 @@ namespace sherd {
 SlotPool::Lease::Lease(Lease&& other) noexcept
     : pool_(std::exchange(other.pool_, nullptr)), slot_(std::exchange(other.slot_, -1)) {}
 
+// Swaps: the lease that this one held ends with `other`.
 SlotPool::Lease& SlotPool::Lease::operator=(Lease&& other) noexcept {
   std::swap(pool_, other.pool_);
   std::swap(slot_, other.slot_);
@@ -14,6 +15,7 @@ SlotPool::Lease& SlotPool::Lease::operator=(Lease&& other) noexcept {
 }
 
 SlotPool::Lease::~Lease() {
+  // Units end their leases themselves; an exception may leave one open.
   if (pool_ == nullptr) return;
   Event free;
   try {
@@ -61,9 +63,11 @@ SlotPool::Lease SlotPool::acquire(int unit, Stream& stream) {
   // The holder does not release the slot: this unit gets a slot of its own from now on.
   if (holder >= 0 && !(give_back_ && give_back_(holder))) {
     const int64_t elements = elements_of_[static_cast<size_t>(unit)];
-    // Operations queued on the compute stream may still read memory that comes from the allocator.
+    // The allocation comes first: OutOfMemory leaves the pool unchanged. Operations queued on the compute
+    // stream may still read memory that comes from the allocator.
     slots_.push_back({elements, Tensor::empty(*device_, {elements}, dtype_, kind_, name_), -1,
                       device_->compute().record()});
+    // The unit keeps the slot for all later steps, so its address stays the same from here on.
     mine = static_cast<int>(slots_.size()) - 1;
   }
   // The new holder's first operations follow the previous holder's last ones; the host does not wait.

@@ -55,6 +55,7 @@ Outer parse_outer(std::string_view name) {
 const char* name_of(Strategy s) { return kInner[static_cast<size_t>(s)].name; }
 const char* name_of(Outer o) { return kOuter[static_cast<size_t>(o)].name; }
 
+// Returns no_shard's row for a dimension of one rank: it needs no collective under any strategy.
 PlacementRow inner_row(Strategy s, int ranks) { return kInner[ranks == 1 ? 0 : static_cast<size_t>(s)].row; }
 
 PlacementRow outer_row(Outer o, int ranks) { return kOuter[ranks == 1 ? 0 : static_cast<size_t>(o)].row; }

@@ -16,6 +16,7 @@ class Cut {
  public:
   Cut(const Shape& local, const RowBlocks& blocks, const TensorShard& shard)
       : blocks_(blocks), shard_(shard), size_(local[static_cast<size_t>(shard.dim)]) {
+    // By block only for stacked blocks. A dealt or interleaved block is cut in one range (TensorShard).
     const int row_dim = local.size() == 3 ? 1 : 0;
     const bool stacked = std::all_of(blocks.begin(), blocks.end(), [](const RowBlock& b) {
       return b.count == 1 && b.stride == 0 && !b.dealt;
@@ -78,6 +79,7 @@ Shape global_shape(const Shape& local, const TensorShard& shard) {
 int64_t held_elements(const Shape& local, const TensorShard& shard) {
   const int64_t all = numel_of(local);
   if (shard.size == 0 || all == 0) return all;
+  // Uneven cuts are of dimension 0 only, so the held elements are a prefix.
   const int64_t rows = local[0], before = shard.index * rows;
   return all / rows * std::clamp<int64_t>(shard.size - before, 0, rows);
 }
@@ -105,6 +107,7 @@ std::vector<GlobalRun> global_runs(const Shape& local, const RowBlocks& blocks, 
   int64_t inner = 1;  // elements that one step along the cut dimension skips, here and there
   for (size_t d = dim + 1; d < local.size(); ++d) inner *= local[d];
   for (int64_t at = range.begin.value; at < range.end.value;) {
+    // at = (outer * size + i) * inner + in: i is the local coordinate along the cut dimension.
     const int64_t outer = at / (inner * size), i = at / inner % size, in = at % inner;
     const Place place = cut.place_of(i);
     const int64_t count = std::min(range.end.value - at, place.count * inner - in);

@@ -24,6 +24,7 @@ Unit::Unit(UnitContext& context, Spec spec)
       params_(std::move(spec.params)),
       buckets_(std::move(spec.buckets)) {}
 
+// Throws InvalidArgument once the root is destroyed. The noexcept verbs check context_ themselves.
 UnitContext& Unit::context() const {
   if (context_ == nullptr)
     throw InvalidArgument(fmt::format(
@@ -39,6 +40,8 @@ void Unit::sync() {
   Stream& stream = *context.gather;
   // Publishing reads the master weights, which an update on the compute stream wrote last.
   stream.wait(context.weights_ready);
+  // Collective over the replicas, and over the shard group where weights are stored unsharded. All ranks
+  // queue the units' publishes in one order.
   for (auto& g : groups_) g->publish(stream, context.staging);
   ready_ = stream.record();
   stale_ = false;
@@ -47,6 +50,7 @@ void Unit::sync() {
 
 void Unit::unshard() {
   UnitContext& context = this->context();
+  // A prefetched unit returns here; a nested use does, too.
   if (unsharded()) return;
   context.log.add("unshard", name_);
   Stream& stream = *context.gather;
@@ -54,6 +58,7 @@ void Unit::unshard() {
   // The slot's last holder was read by operations on the compute stream. The gather stream waits for the end
   // of those operations alone, not for all of compute, so the gather overlaps the unit that computes now.
   if (!whole_ && context.whole.has(number_)) whole_ = context.whole.acquire(number_, stream);
+  // Groups of several dtypes share the slot of bytes, one range after the other.
   int64_t at = 0;
   for (auto& g : groups_) {
     Tensor range;
@@ -71,19 +76,24 @@ void Unit::unshard() {
 }
 
 void Unit::wait() {
+  // Queues waits on compute and returns; the host does not block. A bucket has an event of its own. Another
+  // of its units may have queued the bucket's gather.
   Stream& compute = context().device.compute();
   compute.wait(ready_);
   for (Bucket* b : buckets_) compute.wait(b->ready());
 }
 
 void Unit::prefetch() {
+  // acquire() would reshard an idle holder, which may compute next, or add a slot. A prefetch needs neither:
+  // the unit's own use gathers later.
   if (unsharded() || context().whole.held(number_)) return;
   unshard();
 }
 
 void Unit::reshard() {
   UnitContext& context = this->context();
-  if (!whole_) return;  // the parameters rest whole, or are not there
+  // Without a lease the weights are stored unsharded and stay so, or they are not gathered.
+  if (!whole_) return;
   for (auto& g : groups_) g->reshard();
   unsharded_ = false;
   // The next gather into the slot waits for the compute operations queued so far, which may read the
@@ -156,12 +166,14 @@ void Unit::post_forward() {
   PrefetchOrder& order = context().order;
   require_use(false, "post_forward");
   require_others_ended("post_forward");
+  // Uses are counted before this one ends: 1 is this use alone.
   const bool outermost = order.open(number_) == 1;
   const bool evaluating = order.due(number_) == 0;
   // The backward of the root, or of a recomputed forward, follows directly: its parameters stay unsharded.
   const bool backward_next = root_ || order.innermost(number_)->recomputes;
   const bool kept = !evaluating && (backward_next || !reshard_after_forward_);
   if (outermost && !kept) reshard();
+  // Last: the checks above read this use as the innermost one.
   order.end_forward(number_);
 }
 
@@ -170,6 +182,7 @@ void Unit::cancel_forward() noexcept {
   PrefetchOrder& order = context_->order;
   const PrefetchOrder::Use* use = order.innermost(number_);
   if (use == nullptr || use->backward) return;
+  // The host's exception handler runs this; operations queued before it still run.
   order.cancel(number_);
   try {
     // An outer use of the same unit would still need the parameters.
@@ -193,15 +206,18 @@ void Unit::pre_backward() {
     throw InvalidArgument(
         fmt::format("backward of unit '{}' without a forward in training mode before it", name_));
   unshard();
+  // Read before begin_backward(), which counts this backward.
   const bool outermost = order.open_backwards(number_) == 0;
   gather_ahead(order.begin_backward(number_));
   context.log.add("backward", name_);
+  // Gradients held over microbatches are open for this backward now; suspended() counts them.
   held_ = false;
   // A nested or resumed backward adds to the gradients that are already open.
   if (!outermost || gradients_open_) return;
   try {
     open_gradients();
   } catch (...) {
+    // Without a gradient buffer the backward cannot run. This ends its use and marks the step as broken.
     cancel_backward();
     throw;
   }
@@ -222,6 +238,7 @@ void Unit::open_gradients() {
     at += n;
   }
   gradients_open_ = true;
+  // Last: when a bucket cannot open, cancel_backward() closes the unit's own gradients.
   for (Bucket* b : buckets_) b->unit_begins(number_);
 }
 
@@ -234,8 +251,10 @@ void Unit::post_backward(bool reduce) {
   // Inner backwards of a nested use leave their gradients for the outermost one.
   if (outermost && reduce) {
     reduce_gradients();
+    // A forward of the same unit around this backward still reads the weights.
     if (order.open(number_) == 1) reshard();
   }
+  // A suspended backward ends its use here, too; its gradients and weights stay.
   order.end_backward(number_);
 }
 
@@ -254,12 +273,17 @@ void Unit::reduce_gradients() {
     // reduction.
     if (root_ && context.order.due(number_) <= 1) trains = context.complete_backward();
     finish_gradients(last);
+    // When every parameter is frozen no gradient is final. Optimizers then throw at their step.
     finished_ = finished_ && trains;
   }
+  // After the unit's own reduction, on all ranks: both may use the same communicators.
   for (Bucket* b : buckets_) b->unit_ended(number_);
   if (!root_) return;
+  // Read by require_gradients(): a backward of inner units alone does not make gradients final.
   context.root_backward = true;
+  // Forwards that are recorded now may be dropped. require_gradients() then completes the step.
   context.awaits_backward = context.last_microbatch && !last;
+  // Units that this pass left out have not reported their end to their buckets.
   for (Bucket* b : context.buckets) b->pass_ended(last);
   // Optimizers and norms read the gradients on the compute stream. It waits for all reductions at the end of
   // the step at once, and not unit by unit.
@@ -273,6 +297,7 @@ void Unit::drop_backward(bool reduce) {
     reduce_gradients();
     reshard();
   }
+  // After the reduction, which counts this backward among those that are due.
   context.order.drop_backward(number_);
 }
 
@@ -288,7 +313,8 @@ void Unit::cancel_backward() noexcept {
   order.cancel(number_);
   if (order.open_backwards(number_) > 0) return;
   try {
-    // No reduction reads the gradients: the slot is free after the backward's operations.
+    // No reduction reads the gradients: the slot is free after the backward's operations. The event is on
+    // compute because backward wrote there.
     close_gradients(context_->device.compute().record());
     if (order.open(number_) == 0) reshard();
   } catch (...) {  // as above
@@ -306,8 +332,11 @@ void Unit::finish_gradients(bool last) {
   // The reduction reads the data that compute has written until here. Compute does not wait for the reduction
   // and continues with the next unit's backward.
   stream.wait(compute.record());
+  // Groups reduce one after the other: they share the staging buffers. All ranks have the same groups in this
+  // order.
   for (auto& g : groups_) g->reduce(stream, last, context.staging);
   finished_ = last;
+  // One event for all units: the stream runs in order, so the latest event covers the earlier ones.
   context.reduced = stream.record();
   close_gradients(context.reduced);
   // Without overlap the next unit's backward starts after this reduction, in the only slot.
@@ -322,6 +351,7 @@ void Unit::close_gradients(const Event& free) {
 }
 
 void Unit::drop_step(const UpdateSet* set) {
+  // Units that were kept for a pending backward still hold their slots.
   reshard();
   // An exception came between the backwards of one pass. Gradients held for further microbatches stay when
   // only one set of several releases its own.
@@ -339,17 +369,22 @@ void Unit::release_gradients(const UpdateSet* set) {
   }
   const auto waits = [](const std::unique_ptr<ParamGroup>& g) { return g->grads_final(); };
   const auto waits_in = [](const Bucket* b) { return b->group().grads_final(); };
+  // With several optimizers the gradients of another set may still be final. The unit stays finished until
+  // the last set releases its own.
   finished_ = finished_ && (std::any_of(groups_.begin(), groups_.end(), waits) ||
                             std::any_of(buckets_.begin(), buckets_.end(), waits_in));
 }
 
 void Unit::weights_changed() {
+  // Returns without communication: the gathers follow at the next use, or in sync_ahead().
   stale_ = true;
   unsharded_ = false;
   for (auto& g : groups_) g->reshard();
 }
 
 void Unit::recovered() {
+  // Operations behind these events were dropped. An empty event makes the next holder of a slot wait for
+  // nothing.
   ready_ = {};
   whole_.end({});
   close_gradients({});
@@ -357,6 +392,7 @@ void Unit::recovered() {
 }
 
 void Unit::detach() {
+  // The streams have ended before (~ShardRuntime). Leases end here, while the pools still exist.
   context_ = nullptr;
   unsharded_ = false;
   whole_.end({});

@@ -28,6 +28,7 @@ UpdateSet::UpdateSet(std::shared_ptr<UpdateSets> sets, const std::vector<Paramet
   sets_->all_.push_back(this);
 }
 
+// sets_ is shared: the root, and the runtime with it, may be destroyed earlier.
 UpdateSet::~UpdateSet() { std::erase(sets_->all_, this); }
 
 bool UpdateSet::holds(const Parameter& p) const {
@@ -81,6 +82,7 @@ std::vector<const UpdateSet*> UpdateSets::left_out(const std::vector<ParamGroup*
         all.push_back(set);
         frozen.insert(set);
       }
+      // One parameter that is not frozen suffices for the set to take part.
       if (!p.frozen()) frozen.erase(set);
       if (g->touched(p.index_in_group())) touched.insert(set);
     }

@@ -12,6 +12,7 @@ WeightsChange::WeightsChange(ShardRuntime& runtime, UpdateSet* set) : runtime_(&
 
 WeightsChange::~WeightsChange() {
   if (runtime_ == nullptr) return;
+  // An update that began on this rank may be complete on others: only a checkpoint makes the ranks equal.
   if (in_update_) runtime_->weights_torn();
   try {
     runtime_->end_change(*this, set_, false);

@@ -72,6 +72,8 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
   ops::fill(device.compute(), steps_, 0);
 }
 
+// Returns the index of the item's rates, which it adds when they are new. Few sets exist, so the search is
+// linear.
 size_t AdamW::rates_of(const Item& item) {
   const UpdateSettings& s = item.settings;
   const AdamWOptions own{s.beta1.value_or(options_.beta1), s.beta2.value_or(options_.beta2),
@@ -85,6 +87,7 @@ size_t AdamW::rates_of(const Item& item) {
 // Two kernels for each set of rates: one advances the counters and computes bias corrections, one updates
 // all parameters with a common dtype of copies.
 void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
+  // Taken before any return, so that it never applies to a later step.
   const Tensor factor = take_gradient_factor();
   if (slots_.empty()) return;
   for (size_t r = 0; r < rates_.size(); ++r) {
@@ -102,14 +105,18 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
         counted.emplace_back(s.counter, s.counter + 1);
       }
       const Tensor copy = s.item.writes_copy ? p.model_copy() : Tensor();
+      // Ignored parameters are outside the gradient norm, so its factor does not apply to them.
       passes[{copy.defined() ? copy.dtype() : DType::f32, factor.defined() && !p.group().replicated()}]
           .push_back({p.shard().data<float>(), s.exp_avg.data<float>(), s.exp_avg_sq.data<float>(),
                       p.grad_shard().data<float>(), copy.defined() ? copy.raw() : nullptr, s.exp_avg.numel(),
                       s.item.weight_decay, s.counter - own.begin});
     }
     const ops::AdamWRates rates{lr * own.lr_factor, own.options.beta1, own.options.beta2, own.options.eps};
+    // Segments count their slot from the first one of these rates.
     const Tensor biases = biases_.flat(2 * own.begin, 2 * own.end).view({own.end - own.begin, 2});
     for (auto& [begin, end] : counted)
+      // Before the update, which reads the bias corrections of the step that begins. With `skip` the counters
+      // stay.
       ops::adamw_count(stream, steps_.flat(begin, end),
                        biases_.flat(2 * begin, 2 * end).view({end - begin, 2}), rates, skip);
     for (auto& [kind, segments] : passes)

@@ -42,6 +42,7 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
 
   // Sums are collective over the mesh; each element counts once, on whatever ranks it is held.
   const GradientSums all = sums_by_dimension(runtime, set, options.norm);
+  // Exact sums cannot give a maximum, hence the second pass and its own all-reduce.
   const Tensor largest = options.norm == NormKind::infinity ? largest_gradient(runtime, set) : Tensor();
   const Tensor factor = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
   const Tensor skip = Tensor::empty(device, {1}, DType::i64, MemoryClass::scratch, "gradient norm");
@@ -55,6 +56,7 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
     host_largest = Tensor::host(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
     ops::copy(stream, host_largest, largest);
   }
+  // Queued, not awaited: ranks that differ throw at their next require_gradients().
   compare_served(runtime, all.served);
   // The lambda keeps the tensors and the statistics alive until the device has written them.
   stream.submit(
@@ -66,6 +68,7 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
           stats->non_finite = words[ExactSum::kNonFinite];
         });
       });
+  // The sums are equal on all ranks, so all of them throw or none.
   if (options.error_if_nonfinite) {
     stream.synchronize();
     const int64_t elsewhere = total.data<int64_t>()[ExactSum::kElsewhere];
@@ -91,6 +94,7 @@ void clip_value(ShardRuntime& runtime, const UpdateSet* set, double value) {
   if (!(value >= 0))
     throw InvalidArgument(fmt::format("clip_grad_value: value {} must not be negative", value));
   runtime.require_gradients("clip_grad_value()", set);
+  // compute reads the gradients next, which the reduce stream may still be writing.
   runtime.wait_gradients();
   ops::clamp(runtime.device().compute(), pieces_of(runtime, set), value);
 }

@@ -21,6 +21,7 @@ class Guesser {
       places_.push_back(place_of(model[i].name));
       if (model[i].shape.size() != 2) continue;
       last_matrix_ = i;
+      // Embeddings are [vocabulary, width]; position tables usually have fewer rows.
       if (embedding(places_[i])) vocabulary_ = std::max(vocabulary_, model[i].shape[0]);
     }
     layered_ = std::any_of(places_.begin(), places_.end(), [](auto& p) { return p.numbered(); });
@@ -75,6 +76,7 @@ class Guesser {
   Guess gate(size_t i) const {
     const NamedPlace& at = places_[i];
     const auto experts = [](const NamePart& p) { return word_of(p, {"expert", "experts", "moe"}); };
+    // A sibling named "experts" settles it: the gate beside it routes.
     for (const RoleQuestion& other : model_) {
       if (!other.name.starts_with(at.prefix)) continue;
       const NamePart beside = parts_of(std::string_view(other.name).substr(at.prefix.size())).front();
@@ -164,6 +166,7 @@ class Guesser {
         return RoleGuess{Role::head, sure(Role::head, w, *part).evidence + " (tied)"};
     }
     if (places_[i].numbered()) return {};
+    // Outside of all layers: a tied matrix inside a layer has returned above.
     if (!q.tied.empty()) return unsure(Role::embedding, "tied, as embedding and head are");
     if (of_vocabulary(i))
       return unsure(Role::head,

@@ -20,6 +20,8 @@ struct TeamKey {
   bool operator==(const TeamKey&) const = default;
 };
 
+// Returns the team of a parameter. Ignored parameters share one team of a single rank. Replicas are in the
+// key's ranks, since the plan may spread work over them.
 TeamKey key_of(const Parameter& p) {
   const ParamGroup& group = p.group();
   if (group.replicated()) return {nullptr, {}, ""};
@@ -31,7 +33,8 @@ TeamKey key_of(const Parameter& p) {
   return {group.mesh().flatten(all).get(), axes.state_split, cut ? t->mesh_dim : ""};
 }
 
-// Of all that decides what an update does.
+// Returns all options that an update depends on, as text for the ranks' comparison. transient_bytes changes
+// no result. costs choose the plan, whose fingerprint is compared.
 std::string settings_of(const MuonOptions& m) {
   const OrthogonalizeOptions& ns = m.orthogonalize;
   std::string text = fmt::format("{} {} {} {} {} {} {} {} {} | {} {} {} {}", m.momentum, m.nesterov,
@@ -94,14 +97,17 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options, MuonRef
       keys.push_back(key);
       slots.emplace_back();
     }
+    // state() returns tensors in the order of the items, for any teams.
     order_.emplace_back(team, slots[team].size());
     slots[team].push_back({item.param, item.weight_decay, {}, item.settings.lr_factor, order_.size() - 1});
   }
   if (!slots.empty()) {
+    // High priority: messages must not wait behind the matrix products that they overlap.
     streams_->in = device.make_stream("muon in", StreamPriority::high);
     streams_->out = device.make_stream("muon out", StreamPriority::high);
   }
   for (auto& list : slots) {
+    // Collective: teams are made in the order of the items, which is the same on all ranks.
     teams_.push_back(std::make_unique<MuonTeam>(device, std::move(list), options_, *streams_, refinement));
     plans_.push_back(teams_.back()->team().plan());
   }
@@ -109,10 +115,13 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options, MuonRef
 
 Muon::~Muon() {
   if (std::uncaught_exceptions() <= exceptions_before_) return;
+  // The side streams end after this, in ~MatrixStreams. Without the abort they would wait for peers that
+  // never join.
   for (auto& team : teams_) team->team().abort("an error ended its training; its own message tells which");
 }
 
 void Muon::step(Stream& compute, double lr, const Tensor& skip) {
+  // One team after the other on all ranks. Teams share the side streams, so different orders could deadlock.
   for (auto& team : teams_) team->step(compute, lr, skip);
 }
 

@@ -48,6 +48,7 @@ std::vector<std::string> problems_of(const NorMuonOptions& o) {
 }
 
 UpdateRuleFactory NorMuon::factory(const NorMuonOptions& o) {
+  // Muon's properties hold here, too: the same routing and the same factors.
   UpdateRuleFactory f = Muon::factory(o.muon);
   f.algorithm = kName;
   f.settings += fmt::format("; beta2 {} eps {}", o.beta2, o.eps);
@@ -71,7 +72,8 @@ std::vector<StateTensor> NorMuon::state() const {
 }
 
 // Called by Muon with the orthogonalized updates, before they are applied. Rows may be cut over ranks: each
-// rank adds its part of a row's sums, one all-reduce completes them, and each rank scales its pieces.
+// rank adds its part of a row's sums, one all-reduce completes them, and each rank scales its pieces. Every
+// rank of the team calls it for exchanged matrices, also without pieces of them.
 void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& skip) {
   std::vector<RowMatrix> matrices;
   std::vector<int64_t> row_of(results.matrices.size(), 0);
@@ -89,7 +91,8 @@ void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& 
   std::vector<RowSegment> segments;
   for (const MuonPiece& p : results.pieces) {
     const LogicalMatrix& m = results.matrices[static_cast<size_t>(p.matrix)];
-    // The row's index in the whole matrix, where tensor parallelism cuts the matrix by rows.
+    // The row's index in the whole matrix, where tensor parallelism cuts the matrix by rows: all ranks must
+    // agree on the record of a row.
     const int64_t rows_before = m.tensor_dim == 0 ? results.tensor_rank * m.rows : 0;
     segments.push_back({.x = results.values.data<float>() + p.at,
                         .moment = moments_[p.item].local.data<float>() + p.local,
@@ -110,6 +113,7 @@ void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& 
   // Records start at zero: the sum over ranks adds what each of them contributes.
   ops::fill(compute, records, 0);
   ops::row_records(compute, records, segments);
+  // Integer words: the sum over ranks does not depend on its order, so all layouts give the same bits.
   results.sum(records);
   ops::row_scales(compute, scales, moments, records, matrices, options_.beta2, options_.eps);
   ops::scale_rows(compute, segments, scales, moments, skip);

@@ -48,8 +48,8 @@ std::vector<std::string> problems_of(const OptimizerOptions& options,
   return wrong;
 }
 
-// Every trainable parameter needs exactly one route, unless the routing is partial.
-// What of the routing does not fit the model.
+// Returns how the routing does not fit the model. Every trainable parameter needs exactly one route, unless
+// the routing is partial.
 std::vector<std::string> problems_of(const Routing& routing, const ShardRuntime& runtime) {
   std::set<const ParamGroup*> groups;
   for (const ParamGroup* g : runtime.groups()) groups.insert(g);
@@ -94,7 +94,8 @@ std::vector<std::string> unknown_in(const Routing& routing, const std::vector<Up
   return wrong;
 }
 
-// Settings that the optimizer of the parameter knows nothing of.
+// Returns settings that the parameter's optimizer ignores. An ignored learning rate or beta would be a silent
+// error.
 std::vector<std::string> unheeded_in(const Routing& routing,
                                      const std::vector<UpdateRuleFactory>& factories) {
   std::vector<std::string> wrong;
@@ -114,9 +115,8 @@ std::vector<std::string> unheeded_in(const Routing& routing,
   return wrong;
 }
 
-// Two ranks with different digests would update their pieces by different rules; the constructor compares
-// them.
-// Of all that decides what an update does.
+// Returns a digest of all that an update depends on. Ranks with different digests would update their pieces
+// by different rules; the constructor compares them.
 uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
                    const std::vector<UpdateRuleFactory>& factories) {
   std::string text = fmt::format("{} {} {}", o.weight_decay, o.skip_non_finite, routing.partial);
@@ -145,6 +145,7 @@ Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOp
   for (const Route& r : routing.routes) params.push_back(r.param);
   // Claims the parameters: two optimizers of one root cannot update the same one.
   updates_ = std::make_unique<UpdateSet>(runtime_.update_sets(), params);
+  // Before make_rules(): rules make communicators, for which ranks with other routings would wait.
   runtime_.require_equal(
       digest_of(routing, options, factories),
       "Optimizer: the ranks were given different routings or options; give every rank the same");
@@ -231,18 +232,23 @@ void Optimizer::step(double lr) {
   WeightsChange change(runtime_, *updates_);
   Stream& stream = runtime_.device().compute();
   change.begin_update();
+  // Counted at the call, skipped or not: the device alone decides whether the step is skipped.
   ++steps_;
   apply_gradient_factor();
+  // In the order of the factories on all ranks, since rules have collectives.
   for (const Rule& r : rules_) r.update->step(stream, lr, skip);
   // The group then skips its own conversion from master weights to the compute dtype.
   for (ParamGroup* g : copied_) g->copies_written();
   for (auto& more : after_) more->apply(stream, skip);
+  // The flag is 0 or 1, so the counter on the device adds up skipped steps.
   if (skip.defined()) ops::add_words(stream, skipped_, skip);
   change.end();
 }
 
 void Optimizer::apply_gradient_factor() {
   const Tensor& factor = updates_->gradient_factor();
+  // Rules that multiply by the factor in their own pass save this pass over the gradients. The others need
+  // scaled gradients in memory.
   std::vector<ScaleSegment> pieces;
   for (const Rule& r : rules_) {
     if (r.heeds_gradient_factor) r.update->set_gradient_factor(factor);
@@ -264,6 +270,7 @@ Tensor Optimizer::skip_of_gradients() {
   const Tensor factor = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
   const Tensor total =
       Tensor::empty(device, {ExactSum::kWords}, DType::i64, MemoryClass::scratch, "gradient norm");
+  // A max_norm of 0 only measures: this call is for `skip` alone.
   ops::clip_factor(device.compute(), factor, total, all.sums, 0, skip);
   compare_served(runtime_, all.served);
   return skip;
@@ -276,6 +283,7 @@ int64_t Optimizer::skipped() const {
   return count;
 }
 
+// fill() takes a double: exact for counts below 2^53.
 void Optimizer::set_skipped(int64_t skipped) {
   ops::fill(skipped_.device().compute(), skipped_, static_cast<double>(skipped));
 }

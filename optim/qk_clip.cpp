@@ -23,7 +23,8 @@ std::vector<ProjectedHeads> projections(const AttentionHeads& a) {
   return all;
 }
 
-// The elements of each head that this rank holds.
+// Adds the elements of each head that this rank holds. Layouts may cut inside of a head, which is then on
+// several ranks.
 void add_pieces(std::vector<HeadScaleSegment>& pieces, const ProjectedHeads& p, int head_dim,
                 const Tensor& factors) {
   const Tensor shard = p.param.shard();
@@ -134,6 +135,7 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
   check_rows_apart(std::move(rows), wrong);
   if (!wrong.empty())
     throw InvalidArgument(fmt::format("{}: QkClip: {}", runtime_.device().label(), fmt::join(wrong, "; ")));
+  // Before the communicators below, whose creation is collective.
   runtime_.require_equal(hash64(0, text),
                          "QkClip: the ranks were given different attentions, or another tau");
   // Maxima are reduced over the ranks that see different data: the sharding and the replicating dimension.
@@ -141,6 +143,7 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
   const FullyShardOptions& o = runtime_.options();
   for (auto& d : runtime_.mesh().dims())
     if (d.name == o.shard_dim || d.name == o.replicate_dim) dims.push_back(d.name);
+  // Collective at the first request.
   data_ranks_ = runtime_.mesh().flatten(dims);
 
   Device& device = runtime_.device();
@@ -179,7 +182,8 @@ void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::
     return static_cast<int64_t>(every[static_cast<size_t>(rank) * mine.size() + i]);
   };
   const int last = ranks->size() - 1;
-  // The heads used by the last rank end the list of all key heads.
+  // The heads used by the last rank end the list of all key heads. Every rank computes from the same gathered
+  // values, so all of them accept or refuse.
   const int64_t first = of(0, 0), heads = int64_t{a.heads} * ranks->size(),
                 kv_heads = (of(last, 0) - first) / a.head_dim + of(last, a.keys.size());
   const int64_t group = kv_heads < 1 ? 0 : heads / kv_heads;
@@ -211,6 +215,7 @@ void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::
   l.query = make(heads);
   l.key = make(kv_heads);
   l.first_query = ranks->rank() * int64_t{a.heads};
+  // Factors of key heads count from the first head of the whole group.
   for (size_t i = 0; i < l.keys.size(); ++i) l.keys[i].first_row = of(0, i);
 }
 
@@ -218,6 +223,7 @@ void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::
 // every rank scales shared heads alike.
 void QkClip::apply(Stream& compute, const Tensor& skip) {
   for (const Layer& l : layers_) ops::copy(compute, l.own, l.maxima->values(runtime_.device()));
+  // All layers in one message, also in a step that `skip` drops: collectives are the same in every step.
   if (data_ranks_->size() > 1) data_ranks_->all_reduce(compute, packed_, ReduceOp::max);
   if (tensor_ranks_ != nullptr) tensor_ranks_->all_gather(compute, gathered_, packed_);
   std::vector<HeadScaleSegment> pieces;
@@ -237,6 +243,7 @@ void QkClip::apply(Stream& compute, const Tensor& skip) {
     // The next step's forwards start from zero.
     l.maxima->reset();
   }
+  // One kernel for all layers. After a skipped step all factors are 1, and the weights keep their bits.
   ops::scale_heads(compute, pieces);
 }
 

@@ -21,7 +21,7 @@ std::regex compile(const std::string& pattern) {
   }
 }
 
-// Asks for roles by global shapes, so that every tensor-parallel rank gets the same answer.
+// Returns the roles of all parameters. Global shapes: every tensor-parallel rank gets the same answer.
 std::vector<RoleGuess> roles_of(ModuleBase& root) {
   const auto params = root.named_parameters();
   std::vector<RoleQuestion> model;
@@ -49,6 +49,7 @@ std::string pattern_for(const std::string& name) {
     if (std::isdigit(static_cast<unsigned char>(name[i]))) {
       if (!pattern.ends_with("[0-9]+")) pattern += "[0-9]+";
     } else {
+      // Dots stay as they are: they match any character, dots included, and the rule stays readable.
       if (std::string("^$\\*+?()[]{}|").find(name[i]) != std::string::npos) pattern += '\\';
       pattern += name[i];
     }
@@ -118,6 +119,7 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
     const RoleGuess& guess = roles[next++];
     if (!param.trainable()) continue;
     Route r{name, param, Algorithm::adamw, false, guess.role, "", {}};
+    // Every rank takes the same decisions: names, shapes and options are the same.
     const size_t dims = param.shape().size();
     const bool matrix = dims == 2 || dims == 3;  // of three dimensions: a stack of matrices
     // The first matching rule wins. It may set an algorithm, settings, or both.
@@ -162,6 +164,7 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
   // An unused rule is most often a misspelt pattern.
   std::vector<std::string> idle;
   for (size_t i = 0; i < used.size(); ++i)
+    // A rule that an earlier one hides counts as unused, too.
     if (!used[i]) idle.push_back(options.rules[i].pattern);
   if (!idle.empty())
     throw InvalidArgument(fmt::format(
@@ -233,6 +236,8 @@ struct Row {
   }
 };
 
+// Returns the lines of the table: routes whose names differ in list indices alone share one, if shape,
+// optimizer and reason are equal.
 std::vector<Row> rows_of(const std::vector<Route>& routes) {
   const std::regex between_dots(R"((^|\.)([0-9]{1,9})(?=\.|$))");
   std::vector<Row> rows;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr EnumTable<RateDecay, 4> kRateDecays{"constant", "cosine", "linear", "wsd"};
 
-// Of steps [begin, schedule.steps], as far as `step` has come: 0 to 1.
+// Returns the completed fraction of steps [begin, schedule.steps]: 0 to 1, and 1 after the last step.
 double progress_of(const Schedule& s, int64_t begin, int64_t step) {
   return static_cast<double>(std::clamp(step, begin, s.steps) - begin) / static_cast<double>(s.steps - begin);
 }

@@ -8,11 +8,12 @@
 namespace sherd::comm {
 namespace {
 
+// Returns the distance in bytes from a to b. As integers: pointers of two allocations must not be subtracted.
 int64_t bytes_from(const Tensor& a, const Tensor& b) {
   return static_cast<int64_t>(reinterpret_cast<intptr_t>(b.raw()) - reinterpret_cast<intptr_t>(a.raw()));
 }
 
-// Byte intervals of the two tensors; an empty tensor overlaps nothing.
+// Returns whether the byte intervals of the two tensors overlap; an empty tensor overlaps nothing.
 bool overlap(const Tensor& a, const Tensor& b) {
   if (a.numel() == 0 || b.numel() == 0) return false;
   const int64_t at = bytes_from(a, b);

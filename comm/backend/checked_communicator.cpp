@@ -24,6 +24,7 @@ CheckedCommunicator::CheckedCommunicator(std::shared_ptr<GroupLabel> label, int 
   recorder()->add(label_);
 }
 
+// Restarts the counts of calls after a recovery. Called on the host's thread before each call is numbered.
 void CheckedCommunicator::renumber() {
   // After a recover() all ranks count from the start, whatever they had called before.
   if (const uint64_t now = domain().epoch(); std::exchange(epoch_, now) == now) return;
@@ -50,6 +51,7 @@ void CheckedCommunicator::collective(Stream& stream, Verb verb, Call call, int64
   // ranks.
   call.sequence = ++sequence_;
   call.purpose = serves();
+  // At the call, not at the end of the operation: counts and digest follow the host's order.
   counters_->add(call.op, bytes);
   // The elements of all_to_all_v differ between ranks, so only its verb and purpose enter the digest.
   if (call.purpose.in_digest())
@@ -80,6 +82,7 @@ std::shared_ptr<Communicator> CheckedCommunicator::record_and_divide(int color, 
   if (epoch_ > 0) name += fmt::format("@{}", epoch_);  // names must stay unique after a recover()
   const int64_t flight =
       recorder()->issue(label_, {.op = "split", .sequence = splits_, .purpose = serves()}, epoch_, -1);
+  // The host's thread runs the split and blocks; streams continue with earlier calls.
   return recorder()->run(flight,
                          [&] { return divide(color, key, timeout, std::move(counters), std::move(name)); });
 }
@@ -287,6 +290,7 @@ void CheckedCommunicator::recv(Stream& stream, const Tensor& data, int peer) {
 
 void CheckedCommunicator::barrier(Stream& stream) {
   checking("barrier").place_of(*device_, stream, {});
+  // A barrier of the ranks' streams. The host's thread does not wait.
   collective(stream, Verb::barrier, {.op = "barrier"}, 0);
 }
 

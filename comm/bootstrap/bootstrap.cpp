@@ -31,7 +31,7 @@ constexpr long kSlurmReservedSteps = 0xfffffff0;
 
 constexpr int kMost = 1 << 20;
 
-/// Collects what is wrong while it reads.
+/// Reads variables and collects all errors, so that one message lists them.
 class Reader {
  public:
   explicit Reader(const EnvironmentLookup& get)
@@ -100,6 +100,8 @@ class Reader {
 // The order matters where launchers are nested: torchrun or mpirun inside of a Slurm job sets its own
 // variables beside Slurm's, and the inner launcher knows the rank.
 const Family* family_in(const Reader& reader) {
+  // One of the two suffices: a half-set environment is reported by from_environment(), not run as a job of
+  // one.
   const auto present = [&](const Family& f) { return reader.has(f.rank) || reader.has(f.size); };
   const bool step = reader.has(kSlurm.rank) && reader.value("SLURM_STEP_ID", 0, kSlurmReservedSteps - 1);
   if (present(kTorch)) return &kTorch;
@@ -108,7 +110,7 @@ const Family* family_in(const Reader& reader) {
   return step ? &kSlurm : nullptr;
 }
 
-// Whether the launcher's variables say that all processes share one host.
+// Returns whether the launcher's variables say that all processes share one host. Unknown counts as several.
 bool on_one_host(const Reader& reader, const Family& family, int size) {
   if (&family == &kSlurm) return reader.value("SLURM_STEP_NUM_NODES", 1, kMost) == 1;
   return reader.value(family.local_size, 1, kMost) == size;
@@ -126,7 +128,7 @@ std::string bare(const std::string& host) {
                                                                       : host;
 }
 
-/// Below the ports that systems give out by themselves; the same for all processes of a job.
+/// Returns a port below the ephemeral range of systems.
 int port_of(const std::string& job) {
   // FNV-1a: every process computes the same port from the job's name, without communication.
   uint32_t hash = 2166136261;
@@ -147,6 +149,7 @@ LaunchEnvironment from_environment(const EnvironmentLookup& get) {
   Reader reader(get);
   const Family* const found = family_in(reader);
   const Family& family = found ? *found : kTorch;
+  // Without LOCAL_RANK a process is the only one on its host, as the Kubernetes operators start it.
   const bool lone_on_host = &family == &kTorch && found && !reader.has(kTorch.local_rank);
   LaunchEnvironment e;
   e.rank = reader.number(family.rank, 0, kMost);
@@ -157,6 +160,7 @@ LaunchEnvironment from_environment(const EnvironmentLookup& get) {
                              e.local_rank, family.size, e.size));
   e.one_host = on_one_host(reader, family, e.size);
   e.job = job_of(reader, family);
+  // Also after errors: one message then lists everything that is missing.
   if (!reader.good() || e.size > 1) {
     e.store_host = bare(reader.text("MASTER_ADDR"));
     if (e.store_host.empty() && e.one_host) e.store_host = "127.0.0.1";
@@ -166,6 +170,7 @@ LaunchEnvironment from_environment(const EnvironmentLookup& get) {
     else if (e.one_host && !reader.has("MASTER_PORT"))
       e.store_port = port_of(e.job);
     else
+      // torchrun's own store may listen on MASTER_PORT itself.
       e.store_port = reader.number("MASTER_PORT", 1, 65534) + 1;
     e.secret = reader.secret();
     e.without_secret = reader.without_secret();

@@ -81,6 +81,7 @@ std::vector<std::string> Store::collect(const std::string& prefix, int index, co
                                         const std::function<void()>& poll,
                                         const std::function<void(const std::vector<int>& missing)>& late) {
   set(store_entry(prefix, index), value);
+  // One request per poll and rank, for any number of values: the server tests them in one pass.
   for (Backoff backoff;; backoff.sleep()) {
     if (auto values = all(prefix, count)) return std::move(*values);
     poll();

@@ -16,13 +16,15 @@ std::string show(uint64_t value, ValueIs shown) {
                                   : fmt::format("{}", static_cast<int64_t>(value));
 }
 
-/// Of column `at` of rows of `width` words, one row a rank, which ends with the rank's number in the world.
+// Compares column `at` of rows of `width` words, one row a rank. A row ends with the rank's index in the
+// world. All ranks have the same rows, so all get the same result.
 ValueComparison compare(const std::vector<uint64_t>& rows, size_t width, size_t at, ValueIs shown) {
   std::map<uint64_t, size_t> holders;
   for (size_t row = 0; row < rows.size(); row += width) ++holders[rows[row + at]];
   if (holders.size() < 2) return {};
   uint64_t common = rows[at];
   for (size_t row = 0; row < rows.size(); row += width)
+    // Only a larger count replaces it: of equally frequent values the lowest rank's is the common one.
     if (holders[rows[row + at]] > holders[common]) common = rows[row + at];
   ValueComparison result;
   std::vector<std::string> odd;
@@ -48,10 +50,12 @@ std::vector<uint64_t> gather_values(Communicator& comm, Stream& stream, std::spa
   if (!memory.defined()) {
     memory = Tensor::empty(comm.device(), {n * comm.size()}, DType::i64, MemoryClass::message,
                            "comparison of ranks");
+    // The allocator may return memory that queued compute operations still read.
     follow_compute(stream);
   }
   const Tensor mine = memory.flat(comm.rank() * n, (comm.rank() + 1) * n);
   ops::copy_from_host(stream, mine, values.data(), mine.nbytes());
+  // In place. An all-gather instead of a reduction: the message names the ranks and their values.
   comm.all_gather(stream, memory, mine);
   ops::copy_to_host(stream, all.data(), memory);
   return all;

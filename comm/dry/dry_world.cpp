@@ -39,6 +39,8 @@ class DryCommunicator final : public comm::CheckedCommunicator {
   std::vector<std::string> recover(std::chrono::milliseconds) override { return {}; }
 
  private:
+  // Records the call with its payload. counts() holds sums over all communicators with these counters, so the
+  // difference to the last call is this call's.
   void queue(Stream& stream, Verb, Call call, int) override {
     CommCount& recorded = world_->recorded[call.op];
     const CommCount now = counts()[call.op];
@@ -52,6 +54,7 @@ class DryCommunicator final : public comm::CheckedCommunicator {
                                        std::shared_ptr<comm::CommCounters> counters,
                                        std::string name) override {
     std::vector<int> ranks = std::exchange(group_, {});
+    // A clone: the arguments of Communicator::clone().
     if (ranks.empty() && color == 0 && key == rank()) ranks = *ranks_;
     if (ranks.empty())
       throw NotSupported(fmt::format(

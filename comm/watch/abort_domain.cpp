@@ -8,6 +8,7 @@ std::shared_ptr<WaitPoint> AbortDomain::make_wait_point(std::chrono::millisecond
   auto point = std::make_shared<WaitPoint>();
   point->timeout = timeout;
   std::lock_guard lock(mutex_);
+  // Groups come and go with splits; a launch must not collect their points.
   std::erase_if(points_, [](const auto& p) { return p.expired(); });
   points_.push_back(point);
   return point;
@@ -15,6 +16,7 @@ std::shared_ptr<WaitPoint> AbortDomain::make_wait_point(std::chrono::millisecond
 
 // Records the first failure; later ones change nothing. The caller must wake the waiters and report it.
 bool AbortDomain::declare(int failed_rank, const std::string& cause) noexcept {
+  // mutex_ guards cause_ and failed_rank_; threads that poll aborted() take no lock.
   std::lock_guard lock(mutex_);
   if (aborted()) return false;
   try {
@@ -38,6 +40,7 @@ void AbortDomain::wake_all() noexcept {
     std::lock_guard lock(mutex_);
     points.swap(points_);  // those made meanwhile see what has happened before they wait
   }
+  // A point that is destroyed meanwhile has no waiter: the waiter's group holds it.
   for (const auto& weak : points)
     if (const auto point = weak.lock()) point->wake();
   // The points made meanwhile come first; the swapped ones are appended.
@@ -50,7 +53,8 @@ void AbortDomain::on_failure(std::function<void(const std::string&)> listener) {
   listeners_.push_back(std::move(listener));
 }
 
-// Listeners run without mutex_: they write files and may ask this domain for its first failure.
+// Calls the listeners on the thread that declared the failure. They run without mutex_: they write files and
+// may ask this domain for its first failure.
 void AbortDomain::report(const std::string& cause) noexcept {
   try {
     std::vector<std::function<void(const std::string&)>> listeners;
@@ -63,13 +67,14 @@ void AbortDomain::report(const std::string& cause) noexcept {
   }
 }
 
-// Recovery calls this when all ranks have met.
+// Clears the failure. Recovery calls this when all ranks have met.
 void AbortDomain::reset() noexcept {
   std::lock_guard lock(mutex_);
   cause_.clear();
   failed_rank_ = -1;
   // The epoch marks records and group names of different attempts as different.
   epoch_.fetch_add(1, std::memory_order_release);
+  // Last: a thread that reads false also reads the new epoch.
   aborted_.store(false, std::memory_order_release);
 }
 
@@ -81,10 +86,11 @@ void AbortDomain::leave(int world_rank) noexcept {
   } catch (const std::bad_alloc&) {
     return;  // the others wait for their timeout
   }
+  // Waiters check whether the rank that left was to join their call; such a call fails at once.
   wake_all();
 }
 
-// The atomic flag keeps the lock out of the common case, in which all ranks are still there.
+// The atomic flag keeps the lock out of the common case: all ranks still make calls.
 bool AbortDomain::has_left(int world_rank) const {
   if (!any_left()) return false;
   std::lock_guard lock(mutex_);
@@ -92,6 +98,7 @@ bool AbortDomain::has_left(int world_rank) const {
 }
 
 void AbortDomain::abort(int failed_rank, const std::string& cause) noexcept {
+  // Waiters wake before the listeners run: writing a file may take long.
   const bool first = declare(failed_rank, cause);
   wake_all();
   if (first) report(cause);
@@ -101,6 +108,7 @@ void AbortDomain::abort(int failed_rank, const std::string& cause) noexcept {
 // instead, as a PeerFailure, so that all ranks name one cause.
 void AbortDomain::fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
                        const std::string& cause) {
+  // Under the point's mutex: another rank of the point can only report the failure after this one.
   const bool first = declare(failed_rank, cause);
   if (lock.owns_lock()) lock.unlock();
   wake_all();
@@ -121,6 +129,7 @@ std::pair<int, std::string> AbortDomain::first_failure() const {
 
 void AbortDomain::raise(const std::string& where) const {
   std::lock_guard lock(mutex_);
+  // The type lets the launcher prefer the rank that failed over those that only report it.
   throw PeerFailure(fmt::format("{}: aborted because {}", where, cause_), failed_rank_);
 }
 

@@ -9,7 +9,9 @@ void ArrivalBoard::add(std::span<const int> world_ranks, std::span<const int64_t
   std::lock_guard lock(mutex_);
   sorted_.assign(times.begin(), times.end());
   std::sort(sorted_.begin(), sorted_.end());
+  // The lower median: with two ranks the later one counts as late.
   const int64_t first = sorted_.front(), median = sorted_[(sorted_.size() - 1) / 2];
+  // The first of several ranks with the same time.
   const size_t last = static_cast<size_t>(std::max_element(times.begin(), times.end()) - times.begin());
   for (size_t r = 0; r < times.size(); ++r) {
     RankArrivals& rank = totals_[static_cast<size_t>(world_ranks[r])];

@@ -59,6 +59,8 @@ const char* name_of(FlightRecord::State state) {
   return "failed";
 }
 
+// Returns the file's JSON. Records are copied under the lock and formatted without it: operations continue to
+// record meanwhile.
 std::string FlightRecorder::content(const std::string& cause) const {
   std::vector<FlightRecord> records;
   std::map<std::string, std::shared_ptr<const GroupLabel>> groups;
@@ -69,9 +71,11 @@ std::string FlightRecorder::content(const std::string& cause) const {
     const auto kept = std::min<int64_t>(recorded_, std::ssize(ring_));
     for (int64_t n = recorded_ - kept; n < recorded_; ++n)
       records.push_back(ring_[static_cast<size_t>(n) % ring_.size()]);
+    // Groups without a record in the ring are listed, too: their counts show ranks that called nothing.
     for (const auto& weak : groups_)
       if (auto group = weak.lock()) groups.emplace(group->name, std::move(group));
   }
+  // A record keeps the label of a group that is destroyed.
   for (const FlightRecord& r : records) groups.emplace(r.group->name, r.group);
   ordered_json j = {{"sherd_flight", 1},
                     {"rank", world_rank_},

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using State = FlightRecord::State;
 
-/// Equal counts say no more than the elements do.
+// Returns a hash of the ranks' counts; 0 for equal counts, which the elements describe.
 uint64_t hash_of(const std::vector<int64_t>& counts) {
   if (std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end()) return 0;
   uint64_t hash = 0;
@@ -78,6 +78,7 @@ int64_t FlightRecorder::issue(const std::shared_ptr<const GroupLabel>& group, co
   // Hashed outside of the lock: counts have an entry for each rank.
   const uint64_t counts = hash_of(call.counts);
   std::lock_guard lock(mutex_);
+  // Several threads may issue around a recovery: the highest epoch counts.
   epoch_ = std::max(epoch_, epoch);
   // The oldest record is overwritten. Its operation may still run: find() then returns null for it.
   FlightRecord& r = ring_[static_cast<size_t>(recorded_) % ring_.size()];
@@ -100,6 +101,7 @@ int64_t FlightRecorder::issue(const std::shared_ptr<const GroupLabel>& group, co
 // Under mutex_.
 FlightRecord* FlightRecorder::find(int64_t number) {
   if (number < 1 || ring_.empty()) return nullptr;
+  // Numbers start at 1, so record n is at (n - 1) mod the ring's size.
   FlightRecord& r = ring_[static_cast<size_t>(number - 1) % ring_.size()];
   return r.number == number ? &r : nullptr;  // else it has made room for a later one
 }
@@ -116,6 +118,7 @@ void FlightRecorder::start(int64_t number) {
 }
 
 void FlightRecorder::end(int64_t number, State state) {
+  // Read before the lock, so that waiting for it does not count as time of the operation.
   const int64_t now = now_ns<std::chrono::steady_clock>();
   std::lock_guard lock(mutex_);
   FlightRecord* const r = find(number);
@@ -131,6 +134,7 @@ std::string FlightRecorder::last(const char* before) const {
   const FlightRecord* latest = nullptr;
   int64_t queued = 0;
   for (const FlightRecord& r : ring_) {
+    // Calls that a failed stream dropped stay queued; those of earlier epochs are not counted.
     if (r.number > 0 && r.epoch == epoch_ && r.state == State::queued) ++queued;
     if (r.started_ns > 0 && (!latest || r.started_ns > latest->started_ns)) latest = &r;
   }
@@ -206,6 +210,8 @@ void FlightRecorder::write_file(const std::string& text) const {
   throw IoError(error.message());
 }
 
+// Writes the file unless a listener of the domain has done so, and returns the clause for the error's text.
+// The error itself must reach the caller, so failures here become text.
 std::string FlightRecorder::written(const std::string& cause) noexcept {
   if (options_.folder.empty()) return "";
   write(cause);

@@ -30,6 +30,7 @@ int64_t Progress::begin(const std::string& key, const std::string& where) {
   Count& count = counts_[key];
   count.last = where;
   std::ranges::replace(count.last, '\n', ' ');  // text() has a line for it
+  // The n-th begun operation of a key is the same collective on all ranks, so numbers compare across ranks.
   return ++count.number;
 }
 
@@ -58,9 +59,13 @@ Progress::Counts Progress::parse(std::istream& text) {
 void Progress::leave() {
   // Departures have consecutive numbers in the store, so that each rank reads only those it has not seen.
   const int64_t place = store_->add(world_ + "/ended", 1) - 1;
+  // One value with rank and counts: readers see both or neither. The counts separate ranks that left before a
+  // call from those that left after it.
   store_->set(fmt::format("{}/ended/{}", world_, place), fmt::format("{}\n{}", world_rank_, text()));
 }
 
+// Runs on the watchdog's thread. In the usual case one request for a missing departure, and one for a
+// question in every fourth poll.
 void Progress::poll() {
   while (const auto departure =
              store_->get(fmt::format("{}/ended/{}", world_, departures_seen_), kStoreAnswers)) {
@@ -75,6 +80,8 @@ void Progress::poll() {
 }
 
 void Progress::answer() {
+  // A stream's worker in find_stragglers() and the watchdog in poll() may both call it; one answers. One
+  // answer per launch suffices, since the late call fails it.
   if (!answered_.exchange(true)) store_->set(fmt::format("{}/progress/{}", world_, world_rank_), text());
 }
 
@@ -86,6 +93,7 @@ std::vector<int> Progress::left_before(const std::vector<int>& ranks, const std:
     const auto left = left_.find(rank);
     if (left == left_.end()) continue;
     const auto begun = left->second.find(key);
+    // A rank that began the operation and left afterwards still takes part: it has issued the operation.
     if (number == 0 || begun == left->second.end() || begun->second.number < number) gone.push_back(rank);
   }
   return gone;
@@ -97,11 +105,13 @@ std::string Progress::find_stragglers(const std::string& key, const std::vector<
   std::map<int, Count> answers;
   try {
     store_->set(world_ + "/late", "");
+    // Answers itself: this may be the watchdog's thread, which polls nothing meanwhile.
     answer();
     const auto deadline = std::chrono::steady_clock::now() + kAnswerTime;
     for (Backoff backoff; answers.size() < world_ranks.size(); backoff.sleep()) {
       if (stop()) return "";
       if (std::chrono::steady_clock::now() > deadline) break;
+      // Reads all answers again in each round: early answers cost a few more requests, in an error path only.
       for (const int rank : world_ranks)
         if (const auto its_text = store_->get(fmt::format("{}/progress/{}", world_, rank))) {
           std::istringstream lines(*its_text);
@@ -126,6 +136,7 @@ std::string Progress::find_stragglers(const std::string& key, const std::vector<
     parts.push_back(
         fmt::format("rank{} {} did not answer", silent.size() > 1 ? "s" : "", fmt::join(silent, ", ")));
   if (!parts.empty()) return fmt::format("{}", fmt::join(parts, "; "));
+  // All have begun operation `number`; only the device or the wire is left as the cause.
   return "every rank of its group has called it or something else in its place, and a GPU or the network "
          "does not "
          "finish it";

@@ -8,6 +8,7 @@ bool QueuedCalls::none(int rank) {
   return queued_[rank] == 0;
 }
 
+// Counts on the host's thread, before the call is queued: none() never misses a call.
 uint64_t QueuedCalls::add(int rank) {
   std::lock_guard lock(mutex_);
   renew();
@@ -19,9 +20,11 @@ void QueuedCalls::remove(int rank, uint64_t epoch) {
   {
     std::lock_guard lock(mutex_);
     renew();
+    // Recovery has discarded this count with the others.
     if (epoch != epoch_) return;
     --queued_[rank];
   }
+  // Without the mutex: the callback may take a wait point's mutex, whose holder may call none().
   ran_(rank);
 }
 

@@ -36,6 +36,7 @@ void notice_lone_call(const Purpose& purpose, int world_rank, const std::string&
                       std::chrono::milliseconds timeout, const std::string& more) noexcept {
   if (!purpose.is_entry() || missing.empty()) return;
   const auto lower = [&](const Waiting& w) { return w.world_rank < world_rank; };
+  // One line per call: only the lowest waiting rank writes.
   if (std::any_of(waiting.begin(), waiting.end(), lower)) return;
   try {
     const std::string line = fmt::format(

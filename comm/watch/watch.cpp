@@ -24,6 +24,7 @@ void Watch::await(WaitPoint& point, std::unique_lock<std::mutex>& lock, PendingC
     const auto [world_rank, where, purpose, waiting] = call.describe();
     notice_lone_call(purpose, world_rank, where, late, waiting, point.timeout, last_calls(late));
   };
+  // Releases the lock while it waits. A failure of any group of the launch ends the wait, too.
   const Wait outcome = domain_.wait(point, lock, ready, notice);
   if (outcome == Wait::ready && ranks.empty()) return;
   const PendingCall::Description d = call.describe();
@@ -34,6 +35,7 @@ void Watch::await(WaitPoint& point, std::unique_lock<std::mutex>& lock, PendingC
     ranks = call.missing(false);
     cause = timeout_message(d.where, point.timeout, ranks, waiting_clause(d.waiting) + last_calls(ranks));
   }
+  // Still under the lock: no rank finds this one as waiting after the failure is declared.
   call.withdraw();
   if (outcome != Wait::aborted) domain_.fail(lock, ranks.front(), d.where, cause);
   lock.unlock();
@@ -43,6 +45,7 @@ void Watch::await(WaitPoint& point, std::unique_lock<std::mutex>& lock, PendingC
 void Watch::received(int world_rank, const std::string& group, const Call& call) {
   std::lock_guard lock(mutex_);
   Received& last = received_[world_rank];
+  // Assigns only on a change: most calls come from one group, and this runs once per message.
   if (last.group != group) last.group = group;
   last.call = {.op = call.op,
                .sequence = call.sequence,
@@ -59,10 +62,13 @@ void Watch::left(int world_rank, std::string last_call) {
     std::lock_guard lock(mutex_);
     final_calls_[world_rank] = std::move(last_call);
   }
+  // After the description is stored, since woken waiters read it; without mutex_, since leave() takes other
+  // locks.
   domain_.leave(world_rank);
 }
 
 std::string Watch::last_call(int world_rank, const char* before) const {
+  // Ranks of this process have a recorder, which is more recent than any message.
   for (const auto& recorder : recorders_)
     if (recorder->world_rank() == world_rank) return recorder->last(before);
   std::lock_guard lock(mutex_);

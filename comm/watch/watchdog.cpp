@@ -10,6 +10,7 @@ namespace sherd::comm {
 
 bool adopt_failure(AbortDomain& domain, Store& store) {
   if (domain.aborted()) return true;
+  // The first announcement in the store wins: all processes that adopt it name one cause.
   if (const auto notice = announced(store, kStoreAnswers)) domain.abort(notice->rank, notice->cause);
   return domain.aborted();
 }
@@ -26,6 +27,7 @@ Watchdog::Watchdog(AbortDomain& domain, std::shared_ptr<Store> store, int world_
 Watchdog::~Watchdog() {
   {
     std::lock_guard lock(point_->mutex);
+    // Under the mutex, so that the thread is either before its check or asleep.
     stop_ = true;
   }
   point_->changed.notify_all();
@@ -47,6 +49,7 @@ void Watchdog::run() {
     lock.lock();
   }
   lock.unlock();
+  // A failure in the last interval is still announced before the process ends.
   if (domain_.aborted()) handle_failure();
 }
 
@@ -62,6 +65,7 @@ void Watchdog::check() {
 }
 
 void Watchdog::handle_failure() {
+  // Once: later failures follow from the first one.
   if (!std::exchange(announced_, true)) {
     if (duties_.fail) duties_.fail();
     const auto [rank, cause] = domain_.first_failure();
@@ -70,6 +74,7 @@ void Watchdog::handle_failure() {
     } catch (const std::exception&) {  // the store is gone, which the other processes detect themselves
     }
   }
+  // At every poll: operations that begin after the failure are aborted, too.
   if (duties_.abort) duties_.abort();
 }
 

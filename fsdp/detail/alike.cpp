@@ -27,6 +27,7 @@ constexpr size_t kLineWords = 32;  // of a difference in words, 8 bytes each
 
 }  // namespace
 
+// Compares one digest first. Its result is the same on all ranks: all of them return, or all compare further.
 void check_wraps(Communicator& comm, Stream& stream, const std::vector<std::string>& lines,
                  const std::string& otherwise) {
   std::vector<uint64_t> digests;
@@ -36,13 +37,15 @@ void check_wraps(Communicator& comm, Stream& stream, const std::vector<std::stri
   if (whole.equal()) return;
   const uint64_t mine = digests.size();
   const std::vector<uint64_t> counts = gather_values(comm, stream, {&mine, 1});
+  // compare_values() needs equally many values on every rank: the common prefix. Each digest includes the
+  // lines before it.
   digests.resize(*std::min_element(counts.begin(), counts.end()));
   const std::vector<ValueComparison> each = compare_values(comm, stream, digests);
   const auto first =
       std::find_if(each.begin(), each.end(), [](const ValueComparison& c) { return !c.equal(); });
   const auto at = static_cast<size_t>(first - each.begin());
   const ValueComparison& found = first == each.end() ? whole : *first;
-  // The line of each rank, and which rank it is.
+  // The rank and its line. A zero ends the line, which has at most 8 * kLineWords - 1 bytes.
   std::array<uint64_t, kLineWords + 1> words{static_cast<uint64_t>(comm.world_rank())};
   const std::string line = (at < lines.size() ? lines[at] : "nothing more").substr(0, 8 * kLineWords - 1);
   std::memcpy(&words[1], line.data(), line.size());
@@ -76,7 +79,7 @@ void check_alike(Communicator& comm, Stream& stream, const std::vector<ParamGrou
   const std::array<uint64_t, 2> mine{digest, traits.size()};
   const std::vector<ValueComparison> whole = compare_values(comm, stream, mine);
   if (whole[0].equal()) return;
-  // All ranks know that by now, so all of them compare further.
+  // All ranks have this result, so all of them compare further.
   const std::string& who = whole[0].text;
   if (!whole[1].equal())
     throw RanksDiffer(

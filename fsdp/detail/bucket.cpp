@@ -11,6 +11,7 @@ namespace sherd {
 
 Bucket::Bucket(UnitContext& context, Spec spec)
     : context_(context),
+      // In the pool of gradient slots, indices of buckets follow those of units.
       slot_user_(static_cast<int>(context.names.size()) + spec.number),
       units_(std::move(spec.units)),
       ended_(units_.size(), false),
@@ -28,6 +29,7 @@ void Bucket::sync() {
 
 void Bucket::unshard() {
   sync();
+  // No slot: buckets exist only where weights are stored unsharded. This makes views and queues nothing.
   group_->unshard(*context_.gather, {}, context_.staging);
 }
 
@@ -68,13 +70,15 @@ void Bucket::unit_ended(int unit) {
     due_again = due_again || context_.order.due(units_[i]) > (units_[i] == unit ? 1 : 0);
   }
   const bool all = std::find(ended_.begin(), ended_.end(), false) == ended_.end();
-  // A sum is final only if no unit of the bucket has a further pending backward.
+  // A sum is final only if no unit of the bucket has a further pending backward. The reduction starts here,
+  // while backwards of later units continue.
   if (all) reduce(context_.last_microbatch && !due_again);
 }
 
 void Bucket::pass_ended(bool last) {
   if (last) {
     // Units that the pass left out have zero gradients, but the bucket's collective runs on all ranks.
+    // Buckets reduce in the model's order here, so all ranks pair them alike.
     if (!finished_ && !left_out_) reduce(true);
   } else if (open_ && !holds()) {
     reduce(false);
@@ -107,6 +111,7 @@ void Bucket::close(const Event& free) {
 void Bucket::set_left_out(bool left_out) {
   left_out_ = left_out;
   if (!left_out) return;
+  // Backwards of some units may have written to the slot: the next holder waits for compute.
   if (open_) close(context_.device.compute().record());
   release_gradients(nullptr);
 }

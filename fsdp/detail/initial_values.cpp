@@ -100,7 +100,8 @@ class Orthogonal {
   }
 
  private:
-  // From normal values at the block's own elements.
+  // Returns a block's values, orthonormalized normal ones. These depend on the elements' own indices: every
+  // rank that needs the block computes the same bits.
   std::vector<float> compute(const RowList& list) {
     const auto rows = static_cast<int64_t>(list.size()), columns = shape_.columns;
     const Tensor drawn =
@@ -138,7 +139,8 @@ class Orthogonal {
   std::map<size_t, std::vector<float>> values_;  // of matrix_, by block
 };
 
-// `piece` holds the elements of `runs`, whose local indices count from `base`.
+// Writes the values of `runs` to `piece`, whose first element has local index `base`. Random values depend on
+// the global index, so the cut into runs does not change them.
 void fill_runs(Stream& stream, const Target& target, std::span<const GlobalRun> runs, ParamIndex base,
                const Tensor& piece, uint64_t seed) {
   const Init& init = target.init;
@@ -197,7 +199,8 @@ void put_as(Stream& stream, const std::string& name, const Tensor& whole, const 
   converted.reserve(values.size());
   for (const float v : values) {
     if constexpr (std::is_integral_v<T>) {
-      // The largest values of the wider types round up as floats, which then lie outside.
+      // The largest values of the wider types round up as floats: float(INT32_MAX) is 2^31, which does not
+      // fit. Hence < and not <=.
       const bool fits = sizeof(T) == 1 ? v > -1 && v < 256
                                        : v >= static_cast<float>(std::numeric_limits<T>::lowest()) &&
                                              v < static_cast<float>(std::numeric_limits<T>::max());

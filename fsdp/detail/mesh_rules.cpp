@@ -72,6 +72,8 @@ struct Stray {
 // By dimension and what else the options say.
 using Strays = std::map<std::array<std::string, 4>, Stray>;
 
+// Collects dimensions along which the group's ranks would train different models: no reduction spans them,
+// and parameters are not cut over them.
 void find_strays(const ParamGroup& g, const std::set<std::string>& cut_anywhere, Strays& strays) {
   const FullyShardOptions& o = g.options();
   for (const MeshDim& d : g.mesh().dims()) {

@@ -9,6 +9,7 @@ namespace {
 constexpr int64_t kLanes = 8;   // partial sums that one vector instruction can hold
 constexpr int64_t kPanel = 16;  // rows that stay in the cache while those before them pass by
 
+// Returns the dot product in eight interleaved sums. The order is fixed: vectorization changes no bits.
 double dot(const double* a, const double* b, int64_t n) {
   double sums[kLanes] = {};
   int64_t i = 0;

@@ -28,6 +28,7 @@ std::vector<UnitClaim> claim_parameters(ModuleBase& root,
       for (auto& p : m.own_parameters())
         if (!claimed.contains(p.name()) && inside[p.name()]++ == 0) unit.params.push_back(p);
     });
+    // A parameter with registrations outside of the unit would be resharded while modules outside use it.
     if (!unit.root)
       std::erase_if(unit.params, [&](const Parameter& p) { return inside[p.name()] < registrations(p); });
     for (auto& p : unit.params) {

@@ -9,6 +9,7 @@
 namespace sherd {
 
 void UseLog::add(const char* what, const std::string& unit) {
+  // Depends on the order: each entry is hashed with the digest of those before it.
   digest_ = hash64(digest_, what) ^ hash64(digest_, unit);
   if (keeps_) lines_.push_back(fmt::format("{} {}", what, unit));
 }
@@ -18,6 +19,7 @@ UnitContext::UnitContext(Device& d, std::vector<std::string> all, int prefetch, 
       names(std::move(all)),
       overlap_reduce(overlap),
       order(static_cast<int>(names.size()) - 1, prefetch),
+      // High priority: peers wait for these collectives while compute kernels saturate this device.
       gather(d.make_stream("gather", StreamPriority::high)),
       reduce(d.make_stream("reduce", StreamPriority::high)) {}
 

@@ -14,6 +14,7 @@ namespace sherd {
 
 void UpdateCount::begin(Stream& stream) {
   stream.submit("update begins", [counts = counts_](ExecutionContext& context) {
+    // After the operations before it have completed on the device: the host may be many operations ahead.
     context.after([counts] { ++counts->begun; });
   });
 }

@@ -19,7 +19,7 @@ constexpr const char* kCalls = "clip_grad_norm() or Optimizer::step";  // whose 
 // Ignored parameters differ from rank to rank: they belong to no global norm.
 bool counts(const ParamGroup& g) { return g.trainable() && !g.replicated(); }
 
-// The parameters of the group that are looked at.
+// Returns the parameters of the group that the sums cover: final gradients, of `set` alone unless it is null.
 std::vector<Parameter> chosen_of(const ParamGroup& g, const UpdateSet* set) {
   std::vector<Parameter> chosen;
   for (auto& p : g.params())
@@ -74,20 +74,22 @@ struct MeshSums {
     return ranks == mesh->size();
   }
 
-  // Leaves everything in accumulator 0. Those that dimension i spreads lie side by side, 2^i of them, once
-  // the dimensions after it are done; summed over it, they join the ones that it does not spread.
+  // Leaves everything in accumulator 0. Those that dimension i spreads are side by side, 2^i of them, once the
+  // dimensions after it are done. Summed over it, they join the ones that it does not spread. Example of two
+  // dimensions: a sum of accumulators 2 and 3 over dims[1], then a sum of accumulator 1 over dims[0].
   void reduce(Stream& stream) const {
     for (size_t i = dims.size(); i-- > 0;) {
       const int64_t half = (int64_t{1} << i) * kStride;
       const Tensor low = sums.flat(0, half), high = sums.flat(half, 2 * half);
       const Serving entry(*mesh->comm(dims[i]), Purpose::entry(kCalls));
+      // One all-reduce for 2^i accumulators: the message is small, so its latency counts.
       mesh->comm(dims[i])->all_reduce(stream, high);
       ops::add_words(stream, low, high);
     }
   }
 };
 
-// Copies of a mesh share their communicators.
+// Returns a pointer that is equal for copies of one mesh, which share their communicators.
 const Communicator* identity(const DeviceMesh& m) { return m.comm(m.dims().front().name).get(); }
 
 // One for each mesh (expert parameters have their own), without memory.
@@ -126,11 +128,13 @@ GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, Norm
   for (MeshSums& m : meshes) {
     m.sums = memory.flat(at, at + m.count() * kStride);
     at += m.count() * kStride;
+    // Behind the last accumulator, which every reduction includes.
     write_served(runtime, m.sums, (m.count() - 1) * kStride);
   }
   const Tensor alone = memory.flat(at, at + kWords);
   int64_t* const alone_elsewhere = alone.data<int64_t>() + ExactSum::kElsewhere;
 
+  // A mesh whose sums span all ranks also carries the flags of ignored parameters: no further all-reduce.
   const auto spread = std::find_if(meshes.begin(), meshes.end(),
                                    [](const MeshSums& m) { return m.spreads_over_all_ranks(); });
   bool any_alone = false;
@@ -169,6 +173,7 @@ GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, Norm
     static_assert(ExactSum::kElsewhere == kWords - 1, "what travels lies side by side");
     all.served.push_back(write_served(runtime, memory, at));
     const Serving entry(*world, Purpose::entry(kCalls));
+    // The flags and the words of served() only: these gradients belong to no norm.
     world->all_reduce(stream, memory.flat(at + ExactSum::kElsewhere, at + kStride));
   }
   if (any_alone) all.sums.push_back(alone);
@@ -184,7 +189,8 @@ GradientSums sums_at_once(ShardRuntime& runtime, const UpdateSet* set) {
   std::vector<SquaresSegment> segments;
   for (const ParamGroup* g : runtime.groups()) {
     for (auto& p : chosen_of(*g, set)) {
-      // What several ranks hold, the first of them adds.
+      // Of several ranks that hold the same elements the first adds them: one sum over all ranks counts each
+      // element once.
       const bool first = counts(*g) && g->axes().holders_of(p.tensor_shard()).index == 0;
       segments.push_back(segment_of(p, first ? words : nullptr, words + ExactSum::kElsewhere));
     }
@@ -207,6 +213,7 @@ Tensor largest_gradient(ShardRuntime& runtime, const UpdateSet* set) {
   }
   ops::largest_magnitude(device.compute(), largest, segments);
   const auto& world = runtime.mesh().world();
+  // A maximum may count an element more than once, so holders are not distinguished here.
   if (world->size() > 1) world->all_reduce(device.compute(), largest, ReduceOp::max);
   return largest;
 }
@@ -225,6 +232,7 @@ void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served) {
         context.after([host, apart] {
           const std::span<const int64_t> all(host.data<int64_t>(), static_cast<size_t>(host.numel()));
           for (size_t at = 0; at < all.size(); at += SameValue::kWords)
+            // Runs when the device has reached it; the host reads the flag at its next step.
             if (!SameValue::all_equal(all.subspan(at, SameValue::kWords))) *apart = true;
         });
       });

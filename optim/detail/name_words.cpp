@@ -34,6 +34,7 @@ std::vector<std::string> words_of(std::string_view text) {
       open = false;
       continue;
     }
+    // A capital starts a word after a small letter, or before one: the S of "HTTPServer".
     const bool turns = (now == Kind::digit) != (last == Kind::digit) ||
                        (now == Kind::capital && (last == Kind::small || next == Kind::small));
     if (!open || turns) words.emplace_back();

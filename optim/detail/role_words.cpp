@@ -102,6 +102,8 @@ Guess state_space(const NamedPlace& at) {
   return {};
 }
 
+// Returns the role for norms. A matrix below a norm may be its modulation (adaLN), so that guess is
+// ambiguous.
 Guess norm(const NamedPlace& at) {
   if (const std::string w = norm_word(at.owner); !w.empty()) return sure(Role::norm, w, at.owner);
   const std::vector<NamePart> above = near(at);
@@ -113,6 +115,8 @@ Guess norm(const NamedPlace& at) {
   return {};
 }
 
+// Returns the role for convolutions. A matrix counts only with a dimension in the name, such as Conv1D's
+// "1d".
 Guess conv(const NamedPlace& at, size_t dims) {
   const NamePart* part = &at.owner;
   std::string w = conv_word(at.owner);

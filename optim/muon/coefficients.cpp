@@ -80,6 +80,8 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
+// Parses a finite number, with spaces around it. from_chars() ignores the locale: a decimal comma never
+// parses.
 double number(std::string_view text, std::string_view whole) {
   const size_t begin = std::min(text.find_first_not_of(' '), text.size());
   text.remove_prefix(begin);
@@ -122,6 +124,7 @@ std::vector<Coefficients> coefficient_steps(std::string_view name, int steps) {
   for (size_t i = 0; i < wanted; ++i) {
     const Row& r = set.rows[set.more == MoreSteps::cycle ? i % rows : std::min(i, rows - 1)];
     const double s = set.safety;
+    // p(x / s) with p(x) = a x + b x^3 + c x^5.
     result.push_back({static_cast<float>(r.a / s), static_cast<float>(r.b / std::pow(s, 3)),
                       static_cast<float>(r.c / std::pow(s, 5))});
   }
@@ -133,6 +136,7 @@ std::vector<int> safe_restarts(const std::vector<Coefficients>& steps, DType wor
   std::vector<int> restarts;
   double growth = 1;
   for (size_t i = 1; i < steps.size(); ++i) {
+    // a is the factor of small singular values: errors in R = X X^T grow by its square.
     const double a = std::max(1.0, double{steps[i - 1].a});
     growth *= a * a;
     if (growth <= limit) continue;

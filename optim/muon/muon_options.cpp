@@ -30,6 +30,7 @@ MuonTensorMode parse_muon_tensor_mode(std::string_view name) {
 }
 
 std::vector<std::string> problems_of(const MuonOptions& o) {
+  // The gram form has further conditions, such as no bf16.
   const bool gram = o.orthogonalize.form == IterationForm::gram || o.mode == MuonMode::gram;
   std::vector<std::string> wrong = problems_of(o.orthogonalize, gram);
   if (!(o.momentum >= 0 && o.momentum < 1))

@@ -24,10 +24,13 @@ int gram_rounds(const PlanOptions& o) { return o.form == IterationForm::standard
 double shared_gram_flops(const LogicalMatrix& m, int owners, const PlanOptions& o) {
   const double s = static_cast<double>(m.cols), l = static_cast<double>(m.rows);
   const double shared = 3 * s * s * l * gram_rounds(o);
+  // The products with X, 3 s^2 l FLOPs a round, are divided among the owners; each repeats the iteration on
+  // R.
   return shared + owners * (gram_flops(s, l, o.steps, gram_rounds(o) - 1) - shared);
 }
 
 int64_t gram_sum_bytes(int64_t n, int64_t owners, const PlanOptions& o) {
+  // (owners - 1) / owners of n^2 floats for the reduce-scatter, and as many for the all-gather.
   return gram_rounds(o) * 2 * static_cast<int64_t>(sizeof(float)) * n * n * (owners - 1) / owners;
 }
 

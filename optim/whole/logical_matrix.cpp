@@ -30,6 +30,7 @@ LogicalMatrix::Cells LogicalMatrix::cells() const {
   Cells c;
   c.first = first_where([&](ParamRange p) { return p.end.value > lo; });
   c.last = first_where([&](ParamRange p) { return p.begin.value >= hi; }) - 1;
+  // Blocks of several runs have gaps: the outermost cells may hold rows of other blocks only.
   while (c.first < c.last && elements_on(c.first) == 0) ++c.first;
   while (c.last > c.first && elements_on(c.last) == 0) --c.last;
   return c;

@@ -26,6 +26,7 @@ MatrixPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int rep
   const bool may_spread = options.mode == MatrixMode::automatic || options.mode == MatrixMode::owner;
   MatrixPlan apart = plan_with(1, matrices, cells, replicas, work, options);
   if (replicas == 1 || !may_spread) return apart;
+  // Spread: replicas share the matrices, which saves FLOPs and costs messages between replicas.
   MatrixPlan spread = plan_with(replicas, matrices, cells, replicas, work, options);
   return spread.seconds < apart.seconds ? spread : apart;
 }

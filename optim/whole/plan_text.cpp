@@ -19,6 +19,7 @@ std::string rank_line(std::string_view rank, double matrices, double in, double 
                      mebibytes(out), flops * 1e-9, cost);
 }
 
+// Returns "0,1", "0-7 (8)" for consecutive ranks, or "0..30 (5)" where ranks between do not own.
 std::string owners_of(const PlanEntry& e) {
   if (e.owners.size() <= 4) return fmt::format("{}", fmt::join(e.owners, ","));
   const bool together = e.owners.back() - e.owners.front() + 1 == static_cast<int>(e.owners.size());

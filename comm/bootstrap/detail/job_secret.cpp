@@ -18,7 +18,7 @@ constexpr const char* kFile = "SHERD_JOB_SECRET_FILE";
 
 class File {
  public:
-  // Without waiting, which opening a pipe may do.
+  // O_NONBLOCK: opening a FIFO would wait for its writer.
   explicit File(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
   ~File() {
     if (fd_ >= 0) ::close(fd_);
@@ -34,7 +34,7 @@ class File {
   throw InvalidArgument(fmt::format("{} is {}: {}", kFile, path, why));
 }
 
-/// The file that is open, not the one that has its name by now.
+/// Checks the open file: its name may refer to another file by now.
 void require_private(const std::string& path, const File& file) {
   struct stat s {};
   if (::fstat(file.fd(), &s) != 0) refuse(path, std::strerror(errno));

@@ -22,7 +22,8 @@
 namespace sherd {
 namespace {
 
-/// Errors as results, not as the end of the process; undone at the end, for the world may be another's, too.
+/// Makes MPI return errors instead of ending the process. Restores the handler at the end: MPI_COMM_WORLD may
+/// have other users.
 class ErrorsReturn {
  public:
   ErrorsReturn() {
@@ -58,7 +59,7 @@ int share_of_cores(MPI_Comm neighbours, int count) {
   return std::max(1, static_cast<int>(share + 1e-6));
 }
 
-/// A short timeout of calls is none for processes that have yet to be loaded.
+/// Minimum time for the bootstrap: other processes may still be loading, also with a short timeout of calls.
 constexpr std::chrono::seconds kShortestStart{60};
 
 /// Rank 0's address and its expectations of clients; a port of 0 reports that it could not listen.
@@ -71,7 +72,7 @@ struct Address {
 }  // namespace
 
 Job mpi_bootstrap(std::chrono::milliseconds timeout, const StoreOptions& options) {
-  // Connecting to the store has the timeout itself, and says more.
+  // Longer than the timeout of the store's connection, whose error names the rank.
   const MpiDeadline deadline(std::max<std::chrono::milliseconds>(2 * comm::bounded(timeout), kShortestStart),
                              "MPI bootstrap");
   initialize_mpi();
@@ -87,6 +88,7 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout, const StoreOptions& options
   int on_host = 0;
   check_mpi(MPI_Comm_size(neighbours, &on_host), "MPI_Comm_size");
   e.one_host = on_host == e.size;
+  // Collective over the processes of the host.
   e.cores = share_of_cores(neighbours, on_host);
   check_mpi(MPI_Comm_free(&neighbours), "MPI_Comm_free");
   if (e.size == 1) {
@@ -116,6 +118,7 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout, const StoreOptions& options
       failure = error.what();  // the others wait for the broadcast
     }
   }
+  // All processes call it, also after a failure on rank 0: port 0 reports that.
   check_mpi(MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
   if (address.port == 0)
     throw CommError(

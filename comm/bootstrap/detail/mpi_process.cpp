@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::chrono::seconds kFinalizeAfterFailure{5};
 
-// As there is one MPI in a process, there is one end of it.
+// State of MPI's end. One per process, as MPI itself.
 struct End {
   std::atomic<bool> without_finalize{false}, badly{false};
 };
@@ -32,12 +32,14 @@ End& the_end() {
   _exit(status);
 }
 
-// When the process exits, with `status` if nothing is in its way.
+// Finalizes MPI. An on_exit() handler, which exit() calls with the process's status.
 void end_mpi(int status, void*) {
   const bool found_late = status == 0 && the_end().badly;
   int finalized = 0;
   if (!the_end().without_finalize && MPI_Finalized(&finalized) == MPI_SUCCESS && !finalized) {
     if (status != 0)
+      // MPI_Finalize waits for peers that may have exited after the same failure; this thread bounds the
+      // wait.
       std::thread([status] {
         std::this_thread::sleep_for(kFinalizeAfterFailure);
         leave_at_once(status);
@@ -78,6 +80,7 @@ MpiPlace mpi_place() {
   if (!initialized)
     throw CommError("MPI is not initialised; join the job with job.bootstrap = mpi, or call MPI_Init_thread");
   check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
+  // The engine's thread calls MPI, and not the thread that initialized it.
   if (level < MPI_THREAD_SERIALIZED)
     throw CommError(
         "MPI was initialised for one thread alone; initialise it with MPI_THREAD_MULTIPLE, or leave it to "

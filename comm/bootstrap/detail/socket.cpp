@@ -51,7 +51,7 @@ bool ready(int fd, short events, Socket::Deadline deadline) {
 
 std::string error_text(int error) { return std::strerror(error); }
 
-/// Numbers of both; an IPv4 address as such, also where it came to a socket of IPv6.
+/// Returns the numeric address and port. An IPv4 client of an IPv6 socket is shown by its IPv4 address.
 void name(const sockaddr_storage& address, socklen_t size, std::string& host, std::string& port) {
   char h[NI_MAXHOST] = "?", p[NI_MAXSERV] = "?";
   getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, h, sizeof h, p, sizeof p,
@@ -93,7 +93,7 @@ void Socket::prepare() const {
 
 namespace {
 
-/// Empty on failure, with the error of the last attempt.
+/// Returns a listening socket; empty on failure, with the error of the last attempt.
 Socket listen_on(const std::string& host, int port, std::string& why, int& error) {
   const Addresses addresses = resolve(host, port, AI_PASSIVE, why);
   std::vector<const addrinfo*> order;
@@ -104,6 +104,7 @@ Socket listen_on(const std::string& host, int port, std::string& why, int& error
   for (const addrinfo* a : order) {
     Socket s(::socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol));
     const int on = 1;
+    // A restarted job may find its port in TIME_WAIT from the run before.
     if (s) setsockopt(s.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     const int off = 0;  // [::] also takes IPv4
     if (s && a->ai_family == AF_INET6) setsockopt(s.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
@@ -122,7 +123,7 @@ Socket Socket::listen(const std::string& host, int port) {
   int error = 0;
   const bool exact = host == "localhost" || is_address(host);
   Socket s = listen_on(exact ? host : "", port, why, error);
-  // An address that leads here from elsewhere need not be this host's own.
+  // An address by which other hosts reach this one need not be its own, for example behind NAT.
   if (!s && exact && error == EADDRNOTAVAIL) s = listen_on("", port, why, error);
   if (s) return s;
   throw CommError(fmt::format(
@@ -208,6 +209,7 @@ bool Socket::receive(std::string& to, Deadline deadline, std::string& why) const
       why = "it closed the connection";
       return false;
     }
+    // Reads before it polls: data that is there needs no further system call.
     if (errno != EAGAIN && errno != EINTR) {
       why = error_text(errno);
       return false;

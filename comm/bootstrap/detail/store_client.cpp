@@ -129,6 +129,7 @@ bool ClientStore::greet(const LaunchEnvironment& e, Socket::Deadline deadline, s
     not_ours(
         fmt::format("does not know the secret of this rank's job, so it is not trusted; {}", kSameSecret));
   if (welcome->verdict == Verdict::accepted) return true;
+  // No further attempt: a refusal does not change with time.
   throw CommError(fmt::format("store: rank 0 at {} refuses rank {}: {}; {}", place_, rank_,
                               store_wire::printable(welcome->reason, store_wire::kMaxReason),
                               welcome->verdict == Verdict::secret

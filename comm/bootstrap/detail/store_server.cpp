@@ -19,11 +19,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Connections taken at once, between which those that are there are served.
+// Connections accepted in one round; open ones are served between rounds.
 constexpr int kAcceptedAtOnce = 16;
-// Who is refused has this long to read why.
+// Time for a refused client to read the reason.
 constexpr auto kRefusalTime = std::chrono::seconds(1);
-// While the system gives no further connection.
+// Pause after a failed accept(), for example without free handles.
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
 // After so long, every rank that can still receive a failure has received it: a host that is cut off never
@@ -42,6 +42,7 @@ class TableStore final : public Store {
   StoreTable& table_;
 };
 
+// Returns the events to poll for. POLLRDHUP detects a client that hangs up while nothing is read from it.
 short awaited(const StoreSession& session) {
   if (!session.pending().empty()) return POLLOUT;
   return session.wants_input() ? POLLIN : POLLRDHUP;
@@ -66,13 +67,14 @@ StoreServer::StoreServer(const std::string& host, int port, int size, std::chron
 
 StoreServer::~StoreServer() {
   stop_ = true;
+  // Ends the thread's poll() at once; a lost byte only delays it by one poll.
   (void)!::send(wake_.fd(), "", 1, MSG_NOSIGNAL);
   thread_.join();
 }
 
 int StoreServer::poll_ms(bool stopping) const {
   if (stopping || Clock::now() < accept_again_) return 20;
-  // Often enough to see who has taken too long.
+  // Often enough to drop strangers soon after their deadline.
   return static_cast<int>(std::clamp<int64_t>(gate_.patience.count() / 4, 10, 1000));
 }
 
@@ -81,12 +83,15 @@ std::chrono::milliseconds StoreServer::linger() {
   return announced(store) ? std::min<std::chrono::milliseconds>(linger_, kAfterFailure) : linger_;
 }
 
+// Loop of the server's thread, which alone uses connections and sessions. Rank 0's own requests share the
+// table only.
 void StoreServer::serve() {
   Time last = Time::max();
   std::vector<pollfd> polled;
   for (;;) {
     const bool stopping = stop_;
     if (stopping && last == Time::max()) last = Clock::now() + linger();
+    // Ranks that are still connected need the store for their shutdown: it ends when they have left.
     if (stopping && (job_.present.empty() || Clock::now() >= last)) return;
 
     const bool accepting = Clock::now() >= accept_again_;
@@ -99,6 +104,7 @@ void StoreServer::serve() {
     size_t i = 2;
     for (auto it = connections_.begin(); it != connections_.end(); ++i)
       it = attend(*it, polled[i].revents, now) ? std::next(it) : close(it);
+    // After the loop above: a new connection has no entry in `polled`.
     if (accepting && polled[0].revents != 0) accept();
     log_.look(now);
   }
@@ -117,6 +123,7 @@ void StoreServer::accept() {
       if (!no_handles || !make_room()) accept_again_ = Clock::now() + kAcceptPause;
       return;
     }
+    // Ranks always fit: strangers are dropped first, and proven ranks never.
     if (connections_.size() >= static_cast<size_t>(job_.size) + gate_.strangers) make_room();
     std::string nonce;
     try {
@@ -137,7 +144,7 @@ bool StoreServer::make_room() {
   if (strangers.empty()) return false;
   int most = 0;
   for (const auto& [host, connections] : strangers) most = std::max(most, connections);
-  // Of several such addresses the one that came first: a rank that has just come is not the one to go.
+  // Of several such addresses the oldest connection: a rank may have connected just now.
   const auto oldest = std::find_if(connections_.begin(), connections_.end(), [&](const Connection& c) {
     return c.session.rank() < 0 && strangers.at(c.host) == most;
   });
@@ -157,6 +164,7 @@ bool StoreServer::attend(Connection& c, short seen, Time now) {
     if (!good && c.session.rank() < 0) tell(c, "its connection broke before it said who it is", now);
     if (!good || (c.session.over() && !c.session.refused())) return false;
   }
+  // A rank has no deadline: it may compute for hours between two requests.
   if (c.session.rank() >= 0 || now < c.until) return true;
   tell(c, fmt::format("it did not say who it is within {} ms", gate_.patience.count()), now);
   return false;
@@ -172,6 +180,7 @@ bool StoreServer::read(Connection& c, Time now) {
     return false;
   }
   c.session.receive({block.data(), static_cast<size_t>(n)});
+  // Tries to send at once: most replies fit into the socket's buffer and need no further poll.
   return c.session.pending().empty() || write(c);
 }
 
@@ -194,6 +203,7 @@ StoreServer::Connections::iterator StoreServer::close(Connections::iterator at) 
   const StoreSession& session = at->session;
   if (session.rank() >= 0 && !session.leaving()) {
     TableStore store(job_.table);
+    // Through the table: the other ranks' watchdogs read the notice at their next poll.
     announce(store,
              {session.rank(),
               session.over()

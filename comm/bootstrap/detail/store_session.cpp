@@ -16,7 +16,7 @@ using store_wire::Welcome;
 
 namespace {
 
-/// Why a rank that is believed cannot be one of this job's; empty: it can.
+/// Returns why an authenticated rank does not belong to this job; "" when it does.
 std::string misfit(const StoreJob& job, const Hello& hello) {
   if (hello.size != job.size) return fmt::format("this job has {} processes, not {}", job.size, hello.size);
   if (!job.name.empty() && !hello.job.empty() && hello.job != job.name)
@@ -82,6 +82,7 @@ void StoreSession::answer(const std::string& frame) {
   } else {
     const auto request = store_wire::decode_request(frame);
     if (!request) return end("it sent what no rank sends");
+    // From here on the end of the connection is not a failure.
     if (request->op == StoreRequest::Op::bye) leaving_ = true;
     out_ = store_wire::encode(job_.table.apply(*request));
   }
@@ -120,6 +121,7 @@ void StoreSession::answer_hello(const Hello& hello) {
 void StoreSession::refuse(const Hello& hello, Welcome welcome, const std::string& complaint) {
   welcome.reason.resize(std::min(welcome.reason.size(), store_wire::kMaxReason));
   end(fmt::format("it says that it is rank {} of {}: {}", hello.rank, hello.size, complaint));
+  // The session is over, but pending() still holds the reason for the client.
   out_ = store_wire::encode(welcome);
   refused_ = true;
 }

@@ -52,6 +52,7 @@ StoreReply StoreTable::apply(const StoreRequest& request) {
         std::memcpy(&sum, it->second.data(), sizeof sum);
       }
       sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(request.number));
+      // Stored in the server's byte order; the reply carries the number.
       StoreReply r = put(request.key, std::string(reinterpret_cast<const char*>(&sum), sizeof sum));
       r.number = sum;
       return r;

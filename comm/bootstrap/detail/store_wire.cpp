@@ -137,6 +137,7 @@ std::optional<StoreReply> decode_reply(std::string_view body) {
   if (status > static_cast<uint64_t>(StoreReply::Status::refused)) return std::nullopt;
   StoreReply r{static_cast<StoreReply::Status>(status)};
   r.number = static_cast<int64_t>(in.number(8));
+  // No reserve(): a malformed count must not allocate memory.
   for (uint64_t left = in.number(4); left > 0 && in.good; --left) r.values.push_back(in.text(in.number(4)));
   if (!in.at_end()) return std::nullopt;
   return r;

@@ -12,12 +12,11 @@
 namespace sherd {
 namespace {
 
-/// Where the ranks of a job on one host meet, whatever the host is called.
+/// Returns the loopback address over which ranks of one host connect. The host's name may not resolve there.
 std::string loopback(const LaunchEnvironment& e) { return e.store_host == "::1" ? "::1" : "127.0.0.1"; }
 
-/// On several hosts, the address by which the others come, where rank 0 has it. A name may mean another
-/// address here than on the other hosts, and Kubernetes gives its first pod "localhost": every interface
-/// then.
+/// Returns the address to listen on for several hosts; "": every interface. A name may mean another address
+/// here than on the other hosts. Kubernetes gives its first pod "localhost".
 std::string listening_host(const LaunchEnvironment& e) {
   return is_address(e.store_host) && !is_loopback(e.store_host) ? e.store_host : "";
 }

@@ -25,6 +25,8 @@ bool uniform(const std::vector<int64_t>& counts) {
   return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
 }
 
+// Returns whether two ranks made the same call. Purposes compare by hash. Elements of all_to_all_v differ by
+// rank: disagreement() compares its counts pair by pair.
 bool agree(const Call& a, const Call& b) {
   return std::string_view(a.op) == b.op && a.sequence == b.sequence && a.dtype == b.dtype &&
          a.counts == b.counts && a.root == b.root && a.reduce == b.reduce &&
@@ -50,6 +52,7 @@ std::vector<int> split_group(const std::vector<SplitWish>& wishes, int color) {
   std::vector<int> ranks;
   for (size_t r = 0; r < wishes.size(); ++r)
     if (wishes[r].color == color) ranks.push_back(static_cast<int>(r));
+  // Stable: ranks with equal keys stay in the parent's order, as in MPI_Comm_split.
   std::ranges::stable_sort(ranks, {}, [&](int r) { return wishes[static_cast<size_t>(r)].key; });
   return ranks;
 }
@@ -62,6 +65,7 @@ std::string split_text(int color, int key, const Purpose& purpose) {
 
 std::string disagreement(const std::vector<const Call*>& calls, const std::vector<int>& world_ranks) {
   const Call& first = *calls[0];
+  // Against the first rank only: the text is then the same on every rank that compares.
   for (size_t r = 1; r < calls.size(); ++r) {
     if (!agree(first, *calls[r]))
       return fmt::format(

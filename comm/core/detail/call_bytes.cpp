@@ -14,7 +14,8 @@ constexpr std::array kOperations{"all_gather", "all_gather_v", "reduce_scatter",
 // A corrupt count must not allocate gigabytes.
 constexpr size_t kMostNumbers = size_t{1} << 24;
 
-/// What both directions have in common. `Bytes`: a writer of a const call, or a reader.
+/// Fields in wire order: one list for both directions cannot get out of step. `Bytes`: a writer of a const
+/// call, or a reader.
 template <class Bytes, class SomeCall>
 void plain_fields(Bytes& bytes, SomeCall& c) {
   bytes(c.sequence);
@@ -60,7 +61,8 @@ void ByteReader::operator()(std::vector<int64_t>& numbers) {
   char equal = 0;
   (*this)(count);
   (*this)(equal);
-  // Checked before the allocation.
+  // Checked before the allocation. Numbers that are stored one by one must be in the rest; equal ones have no
+  // such bound.
   good_ = good_ && count <= (equal ? kMostNumbers : rest_.size() / sizeof(int64_t));
   numbers.assign(good_ ? count : 0, 0);
   for (size_t i = 0; i < numbers.size(); ++i)
@@ -73,6 +75,7 @@ void ByteReader::operator()(std::vector<int64_t>& numbers) {
 void ByteReader::operator()(Call& call) {
   std::ptrdiff_t op = 0;
   (*this)(op);
+  // The literals outlive every call, so Call::op never points into received bytes.
   good_ = good_ && op >= 0 && op < std::ssize(kOperations);
   if (good_) call.op = kOperations[static_cast<size_t>(op)];
   plain_fields(*this, call);

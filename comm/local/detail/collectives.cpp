@@ -22,6 +22,8 @@ int64_t offset_of(const std::vector<int64_t>& counts, size_t rank) {
   return std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank), int64_t{0});
 }
 
+// Reduces elements [begin, begin + count) of all ranks' inputs. One kernel reads all of them, so the bits do
+// not depend on which rank reduces.
 void reduce(const CollectiveContext& in, void* dst, int64_t begin, int64_t count) {
   const comm::Call& my = in.mine();
   in.device.kernels<ReduceKernels>().reduce(
@@ -30,6 +32,7 @@ void reduce(const CollectiveContext& in, void* dst, int64_t begin, int64_t count
 
 void all_gather_v(const CollectiveContext& in) {
   const comm::Call& my = in.mine();
+  // gather_v: only the root receives.
   if (my.root >= 0 && my.root != in.rank) return;
   int64_t to = 0;
   for (size_t r = 0; r < in.size(); ++r) {
@@ -38,6 +41,7 @@ void all_gather_v(const CollectiveContext& in) {
   }
 }
 
+// One phase: each rank reads the peers' inputs and writes its own output, which no peer reads.
 void reduce_scatter(const CollectiveContext& in) {
   const comm::Call& my = in.mine();
   const int64_t n = my.recv.numel();
@@ -50,6 +54,7 @@ struct Slice {
 };
 Slice slice_of(const CollectiveContext& in, int64_t r) {
   const int64_t numel = in.mine().recv.numel(), ranks = static_cast<int64_t>(in.size());
+  // The last slices may be shorter or empty.
   const int64_t each = (numel + ranks - 1) / ranks, begin = std::min(r * each, numel);
   return {begin, std::min(begin + each, numel) - begin};
 }
@@ -64,6 +69,7 @@ void all_reduce_own(const CollectiveContext& in) {
 void all_reduce_gather(const CollectiveContext& in) {
   const int64_t ranks = static_cast<int64_t>(in.size());
   for (int64_t step = 1; step < ranks; ++step) {
+    // Each rank begins with its successor's slice, so that ranks do not read one buffer at the same time.
     const int64_t r = (in.rank + step) % ranks;
     const Slice theirs = slice_of(in, r);
     copy(in, in.mine().recv, theirs.begin, in.call(static_cast<size_t>(r)).recv, theirs.begin, theirs.count);
@@ -81,6 +87,7 @@ void all_to_all_v(const CollectiveContext& in) {
   int64_t to = 0;
   for (size_t r = 0; r < in.size(); ++r) {
     const comm::Call& peer = in.call(r);
+    // The peer's counts give the offset; disagreement() has checked that they match this rank's.
     copy(in, my.recv, to, peer.send, offset_of(peer.send_counts, rank), my.recv_counts[r]);
     to += my.recv_counts[r];
   }

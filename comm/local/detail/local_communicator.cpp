@@ -56,9 +56,9 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
     // first.
     domain().abort(world_rank(),
                    fmt::format("rank {} called recover() after an error of its own", world_rank()));
-    // Every wait for a peer ends now, so the streams run dry.
-    // Streams were reset: unreported failures of destroyed streams are collected, until none is left.
+    // Every wait for a peer ends now, so the streams complete or drop what is queued.
     StreamFailures failures = device().streams().reset();
+    // Failures of destroyed streams are rethrown one at a time.
     for (bool more = true; more;) {  // of streams that have gone
       try {
         device().rethrow_unheard();
@@ -82,6 +82,8 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
  private:
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     const char* const op = call.op;
+    // The operation owns the group: the communicator may be destroyed while calls are queued. The call's text
+    // and tensors move along.
     comm::QueuedCalls::submit(LocalGroup::queued(group_), world_rank(), stream, op,
                               [group = group_, flights = recorder(), rank = rank(), verb,
                                call = std::move(call), peer, &device = device()](ExecutionContext& c) {

@@ -36,6 +36,8 @@ void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAl
   // Each rank writes its own slot of reached_ alone; the meeting that follows makes it visible to the
   // others.
   const auto reach = [&](size_t point) {
+    // On the worker: the event covers what this rank has issued so far, such as the operation that wrote its
+    // input.
     if (queue) reached_[point][static_cast<size_t>(rank)] = queue->record();
   };
   const auto wait_for_all = [&](size_t point) {
@@ -50,6 +52,8 @@ void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAl
   // yet.
   calls_.enter(rank, call, [this, queue] {
     std::string reason = comm::disagreement(calls_.slots(), world_ranks_);
+    // With a native queue the workers meet while issuing, so their arrival does not show when the data was
+    // ready.
     if (reason.empty() && !queue) count_arrivals();
     if (reason.empty())
       std::transform(calls_.slots().begin(), calls_.slots().end(), sends_.begin(),
@@ -82,12 +86,14 @@ void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAl
   }
   if (queue) {
     attempt([&] { reach(2); });
+    // All events of point 2 exist now: this rank's queue waits until peers have finished reading its memory.
     calls_.sync(false);
     attempt([&] { wait_for_all(2); });
   }
   // The last sync(): a rank may reuse or free its buffers once all have finished reading.
   calls_.sync(true);
   if (failure) std::rethrow_exception(failure);
+  // With a native queue the tensors stay allocated until the queue has passed this point.
   context.keep(std::make_shared<comm::Call>(call));
 }
 
@@ -118,6 +124,7 @@ class LocalGroup::Message final : public comm::PendingCall {
   const std::string& where() const { return where_; }
   // A receiver that has taken the message completes it. A box that is done still belongs to the message before.
   bool complete() override { return sends_ ? box_.taken : box_.posted && !box_.done; }
+  // The peer is the only rank that this call waits for.
   std::vector<int> missing(bool gone) override {
     const int peer = group_.world_rank(peer_);
     if (complete() || (gone && !group_.gone(peer))) return {};
@@ -127,6 +134,7 @@ class LocalGroup::Message final : public comm::PendingCall {
     return {group_.world_rank(rank_), where_, call_.purpose, {{group_.world_rank(rank_), since_}}};
   }
   void withdraw() override {
+    // The mailbox is the sender's; a receiver that withdraws leaves a posted message in it.
     if (sends_) box_ = {};
   }
 
@@ -143,6 +151,7 @@ class LocalGroup::Message final : public comm::PendingCall {
 void LocalGroup::send(int rank, int peer, const comm::Call& call, ExecutionContext& context) {
   Mailbox& box = mailbox(rank, peer);
   Message message(*this, box, rank, peer, /*sends=*/true, call);
+  // Before the lock: the receiver's queue waits for this event, after which the data is written.
   std::shared_ptr<NativeEvent> ready = context.queue ? context.queue->record() : nullptr;
   std::unique_lock lock(point_->mutex);
   if (domain().aborted()) {
@@ -153,6 +162,7 @@ void LocalGroup::send(int rank, int peer, const comm::Call& call, ExecutionConte
   box.ready = std::move(ready);
   point_->changed.notify_all();
   world_->watch.await(*point_, lock, message);
+  // No timeout and no abort here: the receiver reads this rank's memory and reports its end in any case.
   point_->changed.wait(lock, [&] { return box.done; });
   const std::shared_ptr<NativeEvent> copied = box.copied;
   box = {};
@@ -172,6 +182,7 @@ void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionConte
   world_->watch.await(*point_, lock, message);
   const comm::Call& sent = *box.posted;
   if (const std::string reason = comm::message_disagreement(message.where(), call, sent); !reason.empty())
+    // The sender receives the same failure as an abort and withdraws its message.
     domain().fail(lock, -1, message.where(), reason);
   box.taken = true;
   lock.unlock();
@@ -197,11 +208,13 @@ void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionConte
 
 std::pair<std::shared_ptr<LocalGroup>, int> LocalGroup::split(int rank, const SplitRequest& request) {
   splits_.enter(rank, request, [this] { return make_groups(); });
+  // Between enter() and sync(), while no later split can overwrite the results.
   auto result = std::move(split_results_[static_cast<size_t>(rank)]);
   splits_.sync(true);
   return result;
 }
 
+// Makes all new groups on the last rank to arrive, under the lock. Results are by rank of this group.
 std::string LocalGroup::make_groups() {
   std::vector<comm::SplitWish> wishes;
   for (const SplitRequest* s : splits_.slots()) wishes.push_back({s->color, s->key});

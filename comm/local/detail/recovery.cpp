@@ -8,6 +8,7 @@
 namespace sherd::local {
 
 Recovery::Recovery(comm::AbortDomain& domain, int ranks)
+    // A wait point, so that leave() of a rank wakes the meeting. Its waits ignore aborted().
     : domain_(domain), point_(domain_.make_wait_point({})), here_(static_cast<size_t>(ranks), false) {}
 
 std::vector<int> Recovery::missing(bool left) const {
@@ -17,6 +18,8 @@ std::vector<int> Recovery::missing(bool left) const {
   return ranks;
 }
 
+// Refuses this and all later meetings: ranks that arrive after a refusal throw, too. Call it with the point's
+// mutex held.
 void Recovery::refuse(std::string reason) {
   refused_ = std::move(reason);
   point_->changed.notify_all();
@@ -39,6 +42,7 @@ void Recovery::meet(int world_rank, const std::string& obstacle, std::chrono::mi
   here_[static_cast<size_t>(world_rank)] = true;
   if (missing(false).empty()) {
     std::fill(here_.begin(), here_.end(), false);
+    // Before the others return: their first call finds the failure cleared.
     domain_.reset();
     ++meetings_;
     point_->changed.notify_all();
@@ -48,6 +52,7 @@ void Recovery::meet(int world_rank, const std::string& obstacle, std::chrono::mi
   const bool ended = point_->changed.wait_until(lock, std::chrono::steady_clock::now() + timeout, [&] {
     return met() || !refused_.empty() || !missing(true).empty();
   });
+  // Also at a timeout that comes together with the last rank.
   if (met()) return;
   if (refused_.empty()) {
     const std::vector<int> ranks = missing(ended);

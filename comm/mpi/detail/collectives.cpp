@@ -15,13 +15,15 @@ using comm::Verb;
 
 size_t at(int rank) { return static_cast<size_t>(rank); }
 
-// Broadcasts of less go from the root to everybody: two turns would cost more than the root's link saves.
+// Bytes. Smaller broadcasts go from the root to all ranks directly: a second exchange costs more latency than
+// the root's link saves.
 constexpr int64_t kDirectBroadcast = 64 << 10;
 
-// Of each rank's piece in memory.
+// Bytes, of each rank's piece in scratch memory.
 constexpr int64_t kAlignment = 64;
 
-/// What MPI may still use when the rank has given the call up. The device goes last.
+// Memory that MPI may still use after the rank has aborted the call. Members are destroyed in reverse order:
+// the device last.
 struct Held {
   std::shared_ptr<Device> device;
   Call call;
@@ -68,10 +70,12 @@ class Work {
     std::vector<int64_t> begins;
     for (int r = 0; r <= size_; ++r) begins.push_back(std::min(r * slice, n));
     reduce_slices(begins, recv() + begins[at(rank_)] * bytes());
+    // Second exchange in the same meeting: its data follow the first one's on the same tags.
     const std::vector<Piece> slices = pieces(recv(), begins);
     exchange(alike(slices[at(rank_)]), slices);
   }
-  /// Slices to everybody, which all then give each other: the root sends the whole twice, whatever the size.
+  // Sends each rank a slice; the ranks then exchange their slices. The root sends about 2 n bytes, for any
+  // number of ranks.
   void broadcast() const {
     const int64_t n = call_.elements * bytes();
     const bool is_root = rank_ == call_.root;
@@ -143,6 +147,7 @@ class Work {
   void exchange(const std::vector<Piece>& sends, const std::vector<Piece>& recvs) const {
     const std::shared_ptr<Batch> batch = meeting_.start(sends, recvs, held_);
     const Piece from = sends[at(rank_)], to = recvs[at(rank_)];
+    // The own copy runs while MPI moves the rest.
     if (from.bytes > 0 && to.bytes > 0 && to.data != from.data)
       member_.device().kernels<CopyKernels>().copy(context_, to.data, from.data, to.bytes);
     meeting_.finish(batch);
@@ -156,12 +161,15 @@ class Work {
     const Piece mine = slices[at(rank_)];
     int64_t longest = 0;
     for (const Piece& s : slices) longest = std::max(longest, s.bytes);
+    // The same number of steps on all ranks: shorter slices send and receive empty parts.
     const int64_t length = piece_ * bytes(), steps = (longest + length - 1) / length;
     const auto part = [&](const Piece& whole, int64_t step) {
       const int64_t begin = std::min(step * length, whole.bytes);
       return Piece{whole.data + begin, std::min(length, whole.bytes - begin)};
     };
 
+    // Two sets of buffers: one receives while the other is reduced. Scratch is 2 * (ranks - 1) pieces, for
+    // any size of the call.
     std::array<std::vector<Piece>, 2> arriving{none(), none()};
     const int64_t stride = (std::min(length, mine.bytes) + kAlignment - 1) / kAlignment * kAlignment;
     held_->slices = member_.scratch(std::min<int64_t>(2, steps) * (size_ - 1) * stride);
@@ -179,6 +187,7 @@ class Work {
     };
     std::shared_ptr<Batch> next = steps > 0 ? start(0) : nullptr;
     for (int64_t step = 0; step < steps; ++step) {
+      // The next step's buffers were read by the reduction of step - 1, which has run on this thread.
       const std::shared_ptr<Batch> now = step + 1 < steps ? std::exchange(next, start(step + 1)) : next;
       meeting_.finish(now);
       const Piece here = part(mine, step);

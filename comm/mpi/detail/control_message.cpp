@@ -45,6 +45,7 @@ ControlMessage decode(const std::string& bytes) {
   ControlMessage message;
   reader(mark);
   fields(reader, message);
+  // Checked after reading: the reader returns zeros behind the end, so any bytes are safe to read.
   if (mark != kMark || !reader.at_end())
     throw CommError(
         "MPI: received a control message of another version or program; run the same build on all hosts");

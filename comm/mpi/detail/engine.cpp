@@ -76,6 +76,8 @@ class Engine::Impl {
 
   std::shared_ptr<ProcessGroup> make_group(std::span<const int> members, uint64_t id,
                                            std::chrono::milliseconds limit, const std::string& name) {
+    // On the caller's thread, since MPI_Comm_create_group blocks. Hence library_order needs
+    // MPI_THREAD_MULTIPLE.
     auto group = std::make_shared<ProcessGroup>(comm_, members, id, limit, name);
     const std::lock_guard lock(mutex_);
     return groups_.emplace_back(std::move(group));
@@ -86,6 +88,7 @@ class Engine::Impl {
       std::lock_guard lock(mutex_);
       attention_ += change;
     }
+    // Wakes the thread from its idle wait, which lasts a whole poll interval.
     if (change > 0) changed_.notify_all();
   }
 
@@ -147,13 +150,17 @@ class Engine::Impl {
                         options_.timeout.count()));
       std::this_thread::sleep_for(kShortestPause);
     }
+    // MPI's default handler would end the process without a report of the rank.
     check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     int* limit = nullptr;
     int found = 0;
     check_mpi(MPI_Comm_get_attr(comm_, MPI_TAG_UB, &limit, &found), "MPI_Comm_get_attr");
+    // The MPI standard's minimum.
     tag_limit = found ? *limit : 32767;
   }
 
+  // Loop of the MPI thread until close(). No MPI call here blocks, so one thread serves all communicators of
+  // the process.
   void work() {
     auto pause = kShortestPause;
     for (;;) {
@@ -172,11 +179,13 @@ class Engine::Impl {
         // Orders are taken in one swap, so that callers never wait for MPI.
         orders.swap(orders_);
         const bool nothing = orders.empty() && requests_.empty() && incoming_.empty();
+        // Open requests may wait for processes that have failed: `patience` bounds them.
         if (closing_ && (nothing || Clock::now() > end_at_)) {
           ended_well_ = nothing;
           break;
         }
       }
+      // Progress of this round: pauses grow only while nothing moves.
       moved_ = !orders.empty();
       for (Order& o : orders) attempt([&] { carry_out(o); });
       attempt([&] { take_messages(); });
@@ -215,6 +224,7 @@ class Engine::Impl {
       // MPI counts with an int, so longer transfers are split.
       for (int64_t at = 0; at < t.bytes; at += options_.max_message) {
         const int count = static_cast<int>(std::min(options_.max_message, t.bytes - at));
+        // Before MPI's call: the batch stays open although an earlier part may complete at once.
         o.batch->open_.fetch_add(1);
         if (t.sends)
           check_mpi(MPI_Isend(t.data + at, count, MPI_BYTE, t.process, t.tag, comm_, &request), "MPI_Isend");
@@ -239,11 +249,14 @@ class Engine::Impl {
       if (!found) break;
       int count = 0;
       check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
+      // A deque: MPI writes into the string until the request is done, and elements do not move.
       Incoming& in = incoming_.emplace_back();
       in.bytes.resize(static_cast<size_t>(count));
       in.is_control = status.MPI_TAG == kControlTag;
       check_mpi(MPI_Imrecv(in.bytes.data(), count, MPI_BYTE, &message, &in.request), "MPI_Imrecv");
     }
+    // A large message that is incomplete holds back later ones: handlers rely on the order of one process's
+    // messages.
     while (!incoming_.empty()) {  // in the order of arrival
       int done = 0;
       check_mpi(MPI_Test(&incoming_.front().request, &done, MPI_STATUS_IGNORE), "MPI_Test");
@@ -259,9 +272,11 @@ class Engine::Impl {
     if (!ended_well_) {
       // MPI may still use this memory.
       requests_.leak();
+      // Leaked on purpose: a request that is not complete cannot be freed safely.
       static_cast<void>(new std::deque<Incoming>(std::move(incoming_)));
       return;
     }
+    // MPI_Comm_free is collective; with missing processes the communicators end with the process.
     if (!together_) return;
     // In one order on all processes, should MPI wait for others in there.
     std::sort(groups_.begin(), groups_.end(), [](const auto& a, const auto& b) { return a->id() < b->id(); });
@@ -309,6 +324,7 @@ void Engine::write(int process, std::string message) {
 std::shared_ptr<Batch> Engine::start(const std::vector<Transfer>& transfers, std::shared_ptr<const void> keep,
                                      std::function<void()> on_done) {
   const auto batch = std::make_shared<Batch>();
+  // The order's own count: carry_out() releases it, so an order without transfers completes, too.
   batch->open_ = 1;
   batch->keep_ = std::move(keep);
   batch->on_done_ = std::move(on_done);
@@ -326,6 +342,7 @@ std::shared_ptr<Batch> Engine::start(const std::shared_ptr<ProcessGroup>& group,
                                      std::function<void()> on_done) {
   const auto batch = std::make_shared<Batch>();
   batch->open_ = 1;
+  // For late(): MPI does not report which process a reduction waits for.
   batch->everybody_ = std::move(processes);
   batch->keep_ = std::move(keep);
   batch->on_done_ = std::move(on_done);

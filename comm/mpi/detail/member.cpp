@@ -12,11 +12,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long data of a call that all ranks have come to may still take after a failure: its peers move theirs,
-// too, unless they are the failure.
+// Time for the data of a call that all ranks have reached, after a failure. Peers that still run move their
+// data, too.
 constexpr std::chrono::seconds kAfterFailure{2};
 
-// A rank that withdraws has failed, and says why through the store.
+// Time for the cause: a rank that withdraws has failed and announces the cause through the store.
 constexpr std::chrono::seconds kCauseTime{10};
 
 /// Returns the receiver's index of the call that a control message refers to.
@@ -52,6 +52,7 @@ Member::Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device,
     for (int r = 0; r < size(); ++r) processes.push_back(process_of(r));
     group_ = session_->engine().make_group(processes, id_, timeout, name_);
   }
+  // Last: deliver() may be called on the engine's thread from here on.
   session_->enter(id_, rank_, *this);
 }
 
@@ -61,6 +62,7 @@ std::string Member::place(const std::string& what) const {
   return fmt::format("{} on rank {}", what, world_rank());
 }
 
+// Runs on the engine's thread, with the session's recipients mutex held, so it never waits for a peer.
 void Member::deliver(ControlMessage message) {
   const CallNumber number = number_of(message);
   message.came = std::chrono::steady_clock::now();
@@ -125,6 +127,7 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
     meeting->withdraw();
     raise_cause(lock, where, arrivals.withdrawn.front());
   }
+  // Moved out of the map, which the engine's thread changes; the withdrawals stay there for finish().
   meeting->messages_ = std::move(arrivals.messages);
   arrivals.messages.clear();
   return meeting;
@@ -148,10 +151,12 @@ std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
   // A missing entry is this rank's own call.
   std::vector<const comm::Call*> calls(static_cast<size_t>(size()), &call);
   for (const auto& [rank, message] : meeting->messages_) calls[static_cast<size_t>(rank)] = &message.call;
+  // Every rank compares the same calls and finds the same reason.
   if (const std::string reason = comm::disagreement(calls, world_ranks_); !reason.empty())
     session_->domain().fail(-1, where, reason);
   // The first call has no previous one with waiting times.
   if (call.sequence > 1) count_arrivals(*meeting);
+  // Sent with the next collective: the wait is known only after this one's messages are sent.
   waited_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count();
   return meeting;
 }
@@ -171,6 +176,7 @@ std::unique_ptr<Member::Meeting> Member::meet_peer(const comm::Call& call, bool 
 
 std::shared_ptr<char> Member::scratch(int64_t bytes) {
   if (bytes <= scratch_bytes_) return scratch_;
+  // The old block first, so that both do not exist at the same time.
   scratch_.reset();
   scratch_bytes_ = 0;
   // Fresh memory: a running operation takes it, while earlier operations may still use memory that the host
@@ -183,6 +189,7 @@ std::shared_ptr<char> Member::scratch(int64_t bytes) {
 }
 
 std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout, const Purpose& purpose) {
+  // Splits count apart from collectives: the host calls them, while streams run collectives.
   const int64_t sequence = ++splits_;
   const auto meeting = meet({Lane::split, -1, sequence}, others(), {.color = color, .key = key},
                             place(comm::split_text(color, key, purpose)), purpose);
@@ -208,9 +215,11 @@ Member::Meeting::Meeting(Member& member, CallNumber number, std::vector<int> pee
 
 Member::Meeting::~Meeting() {
   for (const auto& batch : started_)
+    // After an exception: the engine keeps the memory until MPI has ended the transfers.
     if (!batch->done()) member_.session_->engine().abandon(batch);
   std::lock_guard lock(member_.point_->mutex);
   member_.arrivals_.erase(number_);
+  // Late messages of this call would otherwise create an entry in arrivals_ that no meeting removes.
   member_.over_[{number_.lane, number_.peer}] = number_.sequence;
 }
 
@@ -245,6 +254,7 @@ void Member::Meeting::write(ControlMessage message) {
   message.sequence = number_.sequence;
   for (const int p : peers_) {
     message.to = p;
+    // The receiver chooses the tag of its data, unique among the open calls of its process.
     message.tag = tags_ + p;
     member_.session_->engine().write(member_.process_of(p), encode(message));
   }
@@ -258,6 +268,7 @@ std::shared_ptr<Batch> Member::Meeting::start(const std::vector<Piece>& sends,
     const auto at = static_cast<size_t>(p);
     const int process = member_.process_of(p);
     if (recvs[at].bytes > 0)
+      // Receives first: MPI then places arriving data directly, without a copy of its own.
       transfers.push_back({false, recvs[at].data, recvs[at].bytes, process, tags_ + p});
     if (sends[at].bytes > 0)
       transfers.push_back({true, sends[at].data, sends[at].bytes, process, messages_.at(p).tag});

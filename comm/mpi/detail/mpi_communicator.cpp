@@ -51,6 +51,7 @@ class MpiCommunicator final : public comm::CheckedCommunicator {
     const char* const op = call.op;
     comm::QueuedCalls::submit(
         Session::queued(session_), world_rank(), stream, op,
+        // The operation owns the member, which may outlive the communicator.
         [member = member_, flights = recorder(), verb, call = std::move(call), peer](ExecutionContext& c) {
           flights->run(call.flight, [&] { mpi::run(*member, verb, call, peer, c); });
         });

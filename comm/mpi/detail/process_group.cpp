@@ -15,6 +15,7 @@ bool has_sum(DType dtype, int64_t elements) {
 ProcessGroup::ProcessGroup(MPI_Comm job, std::span<const int> processes, uint64_t id,
                            std::chrono::milliseconds limit, const std::string& name)
     : id_(id) {
+  // Ends the process at the limit: MPI offers no way to cancel the call below.
   const MpiDeadline deadline(limit, fmt::format("making MPI's communicator for the ranks of '{}'", name));
   MPI_Group everybody = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
   check_mpi(MPI_Comm_group(job, &everybody), "MPI_Comm_group");

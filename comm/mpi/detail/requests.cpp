@@ -35,6 +35,7 @@ bool Requests::test() {
   int count = 0;
   const int result = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
                                   indices_.data(), statuses_.data());
+  // MPI_ERR_IN_STATUS: single requests failed, which report() names.
   if (result != MPI_SUCCESS && result != MPI_ERR_IN_STATUS) check_mpi(result, "MPI_Testsome");
   if (count == MPI_UNDEFINED || count == 0) return false;
   // The launch fails before any rank treats a transfer as received.
@@ -45,6 +46,7 @@ bool Requests::test() {
       what.batch->count(what.process, !what.receives, -1);
       Batch::end_one(what.batch);
     }
+    // Drops the control message's bytes or the batch now, not with the compaction below.
     what_[at] = {};
   }
   // Completed requests are null; the others are compacted.

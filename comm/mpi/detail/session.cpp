@@ -14,12 +14,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// So much later than a call that waits would: that one can say what it waited for, and with which data.
+// Added to the timeout of calls: a call that times out first reports what it waits for.
 constexpr std::chrono::seconds kLongerThanCalls{10};
 
-// How long a process that has nothing more to do waits for the others at least: who leaves earlier ends
-// without MPI_Finalize, and MPI's launcher takes that for a failure and kills those that still work. A
-// process that has failed never comes.
+// Minimum time that a completed process waits for the others. MPI's launcher takes an end without
+// MPI_Finalize for a failure and kills the rest of the job. After a failure the wait is short: a failed
+// process sends no shutdown.
 constexpr std::chrono::seconds kShortestShutdown{10}, kShutdownAfterFailure{2};
 
 }  // namespace
@@ -41,6 +41,7 @@ Session::Session(std::span<const int> process_of,
                                        if (const auto notice = announced(*store_, comm::kStoreAnswers))
                                          throw comm::PeerFailure(notice->cause, notice->rank);
                                      }});
+  // After the engine, whose constructor returns only when every process has come.
   heartbeat_ = std::make_unique<comm::Heartbeat>(store_, options_.name + "/alive", engine_->process(),
                                                  engine_->processes(), options_.timeout + kLongerThanCalls);
   watchdog_ =
@@ -58,12 +59,14 @@ int Session::rank_in(int process) const {
   return rank == process_of_.end() ? -1 : static_cast<int>(rank - process_of_.begin());
 }
 
+// Announces this process's shutdown, waits for those of the others, then closes the engine. Never throws for
+// missing processes: the destructor calls it.
 void Session::shut_down() {
+  // Data of aborted calls would stay unreceived, and its senders' MPI requests open.
   if (domain().aborted()) engine_->drain();
   write_to_all({.kind = ControlMessage::Kind::shutdown, .from = engine_->process()});
   using Clock = std::chrono::steady_clock;
-  // Nothing is wrong with ranks that end at different times: one may still write files, for as long as it may
-  // stay away from any other call.
+  // Ranks may end at different times: one may write files for as long as a call's timeout.
   auto until = Clock::now() + std::max<milliseconds>(options_.timeout, kShortestShutdown);
   bool failed = false;
   const Engine::Attention attention(*engine_);
@@ -77,6 +80,7 @@ void Session::shut_down() {
         until = std::min(until, Clock::now() + kShutdownAfterFailure);
       }
       if (failed) engine_->drain();
+      // In steps of a poll: the domain's failure is checked in between.
       shutdown_point_->changed.wait_until(lock, std::min(until, Clock::now() + options_.poll), all);
       together = all();
       if (together || Clock::now() >= until) break;
@@ -84,6 +88,7 @@ void Session::shut_down() {
   }
   const bool ended =
       engine_->close(together, together ? milliseconds(kShutdownAfterFailure) : milliseconds(0));
+  // MPI_Finalize waits for all processes: without them the job would hang at its end.
   if (!together || !ended) mpi_ends_without_finalize();
   if (!together && !failed) report_missing_shutdowns();
 }
@@ -113,6 +118,7 @@ void Session::report_missing_shutdowns() {
 
 int Session::take_tags(int count) {
   std::lock_guard lock(tags_mutex_);
+  // MPI guarantees 32767 tags only, so they are reused.
   if (next_tag_ > engine_->tag_limit() - count) next_tag_ = Engine::kFirstTag;
   const int first = next_tag_;
   next_tag_ += count;
@@ -124,6 +130,7 @@ void Session::enter(uint64_t group, int rank, Recipient& recipient) {
   recipients_[{group, rank}] = &recipient;
   const auto early = early_.find({group, rank});
   if (early == early_.end()) return;
+  // In order of arrival, and before any later message: read() waits for recipients_mutex_.
   for (ControlMessage& message : early->second) recipient.deliver(std::move(message));
   early_.erase(early);
 }
@@ -133,6 +140,8 @@ void Session::forget(uint64_t group, int rank) {
   recipients_.erase({group, rank});
 }
 
+// Handles one control message, on the engine's thread. Throws CommError for another version's, which fails
+// the launch.
 void Session::read(const std::string& bytes) {
   ControlMessage message = decode(bytes);
   switch (message.kind) {
@@ -159,6 +168,7 @@ void Session::read(const std::string& bytes) {
 
 void Session::write_to_all(const ControlMessage& message) {
   const std::string bytes = encode(message);
+  // This process included: its own ranks receive departures and shutdowns the same way.
   for (int p = 0; p < engine_->processes(); ++p) engine_->write(p, bytes);
 }
 
@@ -175,6 +185,7 @@ void Session::announce_departure(int world_rank) {
     std::lock_guard lock(leaving_mutex_);
     // After a failure the others wait for its cause; the end of this rank as well adds nothing.
     if (!leaving_.contains(world_rank) || !queued_.none(world_rank) || domain().aborted()) return;
+    // Once per rank: leave() and the end of the last queued call may both reach this point, on two threads.
     leaving_.erase(world_rank);
   }
   write_to_all({.kind = ControlMessage::Kind::left,
@@ -188,6 +199,7 @@ void Session::check_successor() {
   const int process = heartbeat_->successor();
   {
     const std::lock_guard lock(shutdown_point_->mutex);
+    // A process that has shut down sends no heartbeats, without being a failure.
     if (shutdowns_.contains(process)) return;
   }
   const int rank = rank_in(process);

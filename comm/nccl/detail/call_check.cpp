@@ -21,6 +21,7 @@ void check(Session& session, const std::string& key, size_t index, const std::ve
   for (size_t i = 0; i < entries.size(); ++i) {
     auto entry = comm::decode_call(entries[i]);
     if (!entry)
+      // A value that does not parse comes from another version of the program.
       session.fail(
           where,
           fmt::format("{}: the store's entry of rank {} is not a call; do all ranks run one version?", where,

@@ -69,6 +69,7 @@ class Issue {
       return run([&](ncclComm_t comm) {
         return api().reduce_scatter(send(), recv(), length(n), type_, type_of(call_.reduce), comm, stream());
       });
+    // NCCL moves the slices, and one kernel reduces them with Communicator's bits.
     std::vector<int64_t> begins;
     for (int r = 0; r <= lane_.size; ++r) begins.push_back(r * n);
     reduce_slices(begins, recv());
@@ -80,11 +81,13 @@ class Issue {
       return run([&](ncclComm_t comm) {
         return api().all_reduce(send(), recv(), length(n), type_, type_of(call_.reduce), comm, stream());
       });
+    // As the local backend's all_reduce: each rank reduces one slice, then the slices are gathered.
     const int64_t slice = (n + lane_.size - 1) / lane_.size;
     std::vector<int64_t> begins;
     for (int r = 0; r <= lane_.size; ++r) begins.push_back(std::min(r * slice, n));
     char* const mine = recv() + begins[at(lane_.rank)] * bytes();
     reduce_slices(begins, mine);
+    // Equal slices: NCCL's all-gather. Otherwise the last slices are shorter, and messages carry them.
     if (n % lane_.size == 0)
       return run([&](ncclComm_t comm) {
         return api().all_gather(mine, recv(), length(slice), type_, comm, stream());
@@ -107,6 +110,7 @@ class Issue {
   }
   void gather_v(int root) const {
     std::vector<Piece> sends(at(lane_.size)), recvs(at(lane_.size));
+    // One message per rank to the root, which receives all of them in one NCCL group.
     sends[at(root)] = {send(), call_.send.numel()};
     if (lane_.rank == root) recvs = packed(recv(), call_.counts);
     exchange(sends, recvs);
@@ -128,6 +132,7 @@ class Issue {
     void* const word = lane_.handle.word(fresh);
     if (fresh)
       lane_.session.device().kernels<ElementwiseKernels>().fill(lane_.context, {word, DType::i32}, 1, 0);
+    // NCCL has no barrier. The maximum of zeros stays zero, so the word needs no reset.
     run([&](ncclComm_t comm) { return api().all_reduce(word, word, 1, ncclInt32, ncclMax, comm, stream()); });
   }
   void register_memory() const {
@@ -171,6 +176,7 @@ class Issue {
   /// sends[r] goes to rank r, recvs[r] comes from there; own pieces are copied.
   void exchange(const std::vector<Piece>& sends, const std::vector<Piece>& recvs) const {
     const Piece from = sends[at(lane_.rank)], to = recvs[at(lane_.rank)];
+    // Own pieces never enter NCCL's group: a call without pieces of peers issues no NCCL operation.
     if (to.count > 0 && to.data != from.data)
       lane_.session.device().kernels<CopyKernels>().copy(lane_.context, to.data, from.data,
                                                          to.count * bytes());
@@ -181,6 +187,7 @@ class Issue {
     for (int r = 0; r < lane_.size; ++r) any = any || work(sends, r) || work(recvs, r);
     if (!any) return;
     run([&](ncclComm_t comm) {
+      // One group: sends and receives of all pairs progress together, so no order of ranks can deadlock.
       ncclResult_t result = api().group_start();
       if (result != ncclSuccess) return result;
       const auto add = [&](ncclResult_t r) {
@@ -192,6 +199,7 @@ class Issue {
         if (work(recvs, r))
           add(api().recv(recvs[at(r)].data, length(recvs[at(r)].count), type_, r, comm, stream()));
       }
+      // Ends the group also after an error: a group left open would swallow later calls.
       const ncclResult_t end = api().group_end();
       return result == ncclSuccess || result == ncclInProgress ? end : result;
     });
@@ -201,6 +209,7 @@ class Issue {
   void reduce_slices(const std::vector<int64_t>& begins, char* dst) const {
     const std::vector<Piece> sends = pieces(send(), begins);
     const Piece own = sends[at(lane_.rank)];
+    // Scratch for the slices of all other ranks: about as much as this rank's input.
     const int64_t stride = (own.count * bytes() + kAlignment - 1) / kAlignment * kAlignment;
     char* next = own.count == 0 ? nullptr : lane_.handle.scratch(lane_.context, (lane_.size - 1) * stride);
     std::vector<Piece> recvs;
@@ -225,6 +234,7 @@ class Issue {
 
 void issue(const Lane& lane, Verb verb, const Call& call, int peer) {
   const Issue issue(lane, call);
+  // Before NCCL's call, which reads the registrations while it is issued.
   if (lane.session.options().register_buffers) issue.register_memory();
   switch (verb) {
     case Verb::all_gather:

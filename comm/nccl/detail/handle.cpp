@@ -34,6 +34,7 @@ Handle& add_handle(Session& session, const std::string& name, const std::vector<
   return handle;
 }
 
+// Returns the text for a late call. Waits up to 1.5 s for the answers of other ranks; call it without mutex_.
 std::string Handle::late(const std::string& where, std::chrono::milliseconds timeout,
                          const Awaited& awaited) {
   const std::string behind = session_.find_stragglers(name_, world_ranks_, awaited.collective());
@@ -75,6 +76,7 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
   const std::string text = text_of(result, comm_);
   lock.unlock();
   // A network error is usually the consequence of a failed peer, whose own report names the cause.
+  // await_notice() throws that report when it comes.
   if (of_network(result)) session_.await_notice(where);
   session_.fail(where, where + ": " + text);
 }
@@ -82,6 +84,7 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
 void Handle::init(int rank, int size, const ncclUniqueId& id, const std::string& where,
                   const Deadline& deadline) {
   memory_.count([&] {
+    // driver_ for the whole call, mutex_ in turns: the watchdog takes mutex_ alone and may abort in between.
     std::lock_guard driver(driver_);
     std::unique_lock lock(mutex_);
     session_.check(where);
@@ -110,6 +113,7 @@ void Handle::init_split(Handle& parent, int color, int key, const std::string& w
       lock.lock();
     }
     session_.check(where);  // the watchdog aborts what was taken
+    // The communicator exists but may still be initializing.
     settle(lock, ncclInProgress, where, deadline);
   });
 }
@@ -117,6 +121,7 @@ void Handle::init_split(Handle& parent, int color, int key, const std::string& w
 bool Handle::take_split() noexcept {
   const ncclComm_t split = std::atomic_ref(split_).load(std::memory_order_acquire);
   if (!split) return false;
+  // Under mutex_: from here on the watchdog polls and aborts the communicator.
   comm_ = split;
   std::atomic_ref(split_).store(nullptr, std::memory_order_relaxed);
   return true;
@@ -142,6 +147,7 @@ void Handle::register_memory(const void* data, int64_t bytes, const std::string&
     if (const auto* const block = static_cast<const char*>(w.block->data());
         block <= begin && begin + bytes <= block + w.block->bytes())
       return;
+  // The entry exists before the call: NCCL writes the handle while settle() waits.
   Registration& r = registered_.emplace_back(Registration{begin, begin + bytes, nullptr});
   settle(lock,
          session_.api().comm_register(comm_, const_cast<char*>(begin), static_cast<size_t>(bytes), &r.handle),
@@ -150,6 +156,7 @@ void Handle::register_memory(const void* data, int64_t bytes, const std::string&
 
 void Handle::forget(const void* block, int64_t bytes) noexcept {
   const char* const begin = static_cast<const char*>(block);
+  // Waits for a call that is being issued, which may be about to use the registration.
   std::lock_guard driver(driver_);
   std::lock_guard lock(mutex_);
   std::erase_if(registered_, [&](const Registration& r) {
@@ -166,11 +173,13 @@ bool Handle::open_window(std::shared_ptr<const WindowBlock> block, const std::st
   std::lock_guard driver(driver_);
   std::unique_lock lock(mutex_);
   session_.check(where);
+  // The entry holds the block from before the call until the window is closed.
   Opened& w = windows_.emplace_back(Opened{std::move(block), {}});
   const ncclResult_t result = session_.api().window_register(
       comm_, w.block->data(), static_cast<size_t>(w.block->bytes()), &w.window, kSymmetricWindow);
   settle(lock, taken_up(result), where, deadline);
   if (w.window) return true;
+  // NCCL succeeded without a window: topology or environment allow none, on all ranks alike.
   windows_.pop_back();
   return false;
 }
@@ -185,6 +194,7 @@ void Handle::close_window(const WindowBlock& block) noexcept {
     std::unique_lock lock(mutex_);
     const auto at = std::find_if(windows_.begin(), windows_.end(),
                                  [&](const Opened& w) { return w.block.get() == &block; });
+    // The block stays in windows_ and outlives the communicator, which may still map it.
     if (at == windows_.end() || !idle() || session_.failed() || !comm_) return;
     ncclResult_t state = taken_up(session_.api().window_deregister(comm_, at->window));
     while (state == ncclInProgress && !deadline.passed()) {
@@ -200,11 +210,13 @@ void Handle::close_window(const WindowBlock& block) noexcept {
 }
 
 char* Handle::scratch(const ExecutionContext& context, int64_t bytes) {
+  // Grows only: a new allocation may wait for the device.
   if (bytes > scratch_bytes_) {
     static constexpr const char* kName = "nccl slices";
     Allocator& allocator = session_.device().allocator();
     // Operations queued before still use the old memory; the context keeps it until they have run.
     context.keep(std::exchange(scratch_, nullptr));
+    // Zero first: a failed allocation leaves a consistent, empty scratch.
     scratch_bytes_ = 0;
     scratch_ = {static_cast<char*>(allocator.allocate(bytes, MemoryClass::message, kName, true)),
                 [&allocator](char* p) { allocator.release(p); }};
@@ -245,11 +257,14 @@ Handle::Awaited Handle::awaited() {
 }
 
 std::vector<int> Handle::gone(const Awaited& awaited) const {
+  // Splits and windows are not numbered; their deadline ends them.
   if (awaited.number == 0) return {};
   return session_.progress().left_before(awaited.ranks, awaited.key, awaited.number);
 }
 
 std::shared_ptr<void> Handle::queued() {
+  // On the host's thread at the call. The token is destroyed after the worker has issued the operation, or
+  // with a dropped one.
   queued_.fetch_add(1);
   return {static_cast<void*>(this), [this](void*) { queued_.fetch_sub(1); }};
 }
@@ -257,6 +272,7 @@ std::shared_ptr<void> Handle::queued() {
 void Handle::under_way(const std::string& where, const Deadline& deadline,
                        std::shared_ptr<NativeEvent> done) {
   std::lock_guard lock(flights_mutex_);
+  // The deadline counts from the issue, not from the host's call: time in the stream's queue is not included.
   flights_.push_back({where, deadline, std::move(done), awaited_});
 }
 
@@ -267,6 +283,8 @@ bool Handle::idle() {
   return flights_.empty();
 }
 
+// Runs on the watchdog's thread. A returned trouble fails the launch; the order of checks puts the most exact
+// cause first.
 Trouble Handle::poll() {
   std::optional<Flight> late_one;
   {
@@ -280,6 +298,7 @@ Trouble Handle::poll() {
       if (!late_one && f.deadline.passed()) late_one = f;
   }
   if (late_one) return {.text = late(late_one->where, late_one->deadline.timeout, late_one->awaited)};
+  // NCCL's asynchronous errors appear here while no thread of this rank calls NCCL.
   std::unique_lock lock(mutex_, std::try_to_lock);  // the holder of the lock polls, too
   if (!lock || !comm_) return {};
   ncclResult_t state = ncclSuccess;
@@ -299,9 +318,12 @@ bool Handle::alive() {
   return comm_ || take_split();
 }
 
+// The watchdog aborts all communicators at once, on threads: one may wait for kernels of another.
 void Handle::abort() noexcept {
   std::lock_guard lock(mutex_);
+  // A split may complete after its caller has thrown: it must be aborted as well.
   if (!comm_) take_split();
+  // Ends kernels that wait for peers on the GPU; ncclCommDestroy would wait for them.
   if (comm_) session_.api().comm_abort(comm_);
   comm_ = nullptr;
 }
@@ -318,6 +340,7 @@ void Handle::close(bool failed) noexcept {
       for (const Registration& r : registered_)
         if (r.handle) session_.api().comm_deregister(comm_, r.handle);
       registered_.clear();
+      // Finalize completes only when peers finalize, too: a missing peer costs kCloseTime, then an abort.
       ncclResult_t state = session_.api().comm_finalize(comm_);
       while (state == ncclInProgress && !deadline.passed()) {
         backoff.sleep();

@@ -21,6 +21,7 @@ int64_t LibraryMemory::beside_the_allocator() const {
 
 void LibraryMemory::count(const std::function<void()>& call) {
   if (device_.total_memory() == 0) return call();
+  // The device's figure includes all processes on the GPU; the difference over the call is NCCL's share.
   const int64_t before = beside_the_allocator();
   call();
   const int64_t bytes = beside_the_allocator() - before;

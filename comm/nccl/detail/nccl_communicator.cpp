@@ -38,6 +38,7 @@ void on_device(Device& device, F work) {
     }
   });
   try {
+    // The caller's references in `work` stay valid: this blocks until it has run or was dropped.
     stream->synchronize();
   } catch (...) {
     if (!failure) failure = std::current_exception();
@@ -83,6 +84,7 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
       check_collective(session, group.name, group.world_ranks, group.rank, call, where, deadline);
   }
   issue({session, group.handle, context, group.rank, group.size(), where, deadline}, verb, call, peer);
+  // Without a native queue (tests) the operation is done when issue() returns.
   if (context.queue) {
     // The call owns the tensors: they stay allocated until the queue has run the operation.
     context.keep(std::make_shared<Call>(call));
@@ -145,6 +147,7 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
   comm::AbortDomain& domain() override { return group_->session->domain(); }
 
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
+    // Queued before it is submitted: announce_departure() never misses it.
     stream.submit(call.op, Queued{group_, group_->handle.queued(), recorder(), verb, call, peer});
   }
 
@@ -156,6 +159,7 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
     // timeout.
     const std::string where = fmt::format("split(color {}, key {}) on rank {}", color, key, world_rank());
     const Deadline deadline(group_->timeout);
+    // All ranks split in the same order, so the count names the same split on each.
     const std::string prefix = fmt::format("{}/split/{}", group_->name, ++splits_);
     const auto wishes = session.collect(prefix, static_cast<size_t>(rank()), fmt::format("{} {}", color, key),
                                         group_->world_ranks, where, deadline);
@@ -170,6 +174,7 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
     for (const int r : ranks) world_ranks.push_back(group_->world_ranks[static_cast<size_t>(r)]);
     const int new_rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
 
+    // All members have called split() by now, so their earlier operations complete.
     wait_until_idle(where, deadline);
     std::string name = fmt::format("{}.{}", prefix, color);
     Handle& handle = add_handle(session, name, world_ranks);
@@ -180,7 +185,8 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
     return std::make_shared<NcclCommunicator>(group, shared_device(), std::move(counters), std::move(label));
   }
 
-  /// NCCL splits a communicator only while nothing is under way on it.
+  /// Waits until nothing is under way on the communicator, as ncclCommSplit() requires. The wait ends by a
+  /// failure of the launch or at the deadline.
   void wait_until_idle(const std::string& where, const Deadline& deadline) {
     for (Backoff backoff; !group_->handle.idle(); backoff.sleep()) {
       group_->session->check(where);
@@ -206,6 +212,7 @@ ncclUniqueId exchange_id(Session& session, int rank, const std::string& where, c
                    fmt::format("{}: NCCL: {} ({})", where, session.api().get_error_string(result),
                                session.api().get_last_error(nullptr)),
                    0);
+    // Raw bytes: the store's values need not be text.
     session.store().set(key, std::string(id.internal, sizeof id.internal));
     return id;
   }
@@ -265,6 +272,7 @@ std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
   std::vector<std::shared_ptr<Communicator>> world(devices.size());
   std::vector<std::exception_ptr> failures(devices.size());
   {
+    // Joined at the end of the block, before failures are read.
     std::vector<std::jthread> threads;
     for (size_t r = 0; r < devices.size(); ++r)
       threads.emplace_back([&, r] {

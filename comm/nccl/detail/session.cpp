@@ -41,6 +41,7 @@ Session::~Session() {
   listening_.clear();
   watchdog_.reset();
   try {
+    // The watchdog's last poll may have found queued calls; peers need this rank's counts.
     if (!failed()) announce_departure();
   } catch (const std::exception&) {  // the store is gone, which the other ranks detect themselves
   }
@@ -122,6 +123,7 @@ void Session::poll_communicators() {
     if (!network_error_) network_error_ = std::chrono::steady_clock::now();
     if (std::chrono::steady_clock::now() < *network_error_ + kNoticeTime) return;
   }
+  // Without mutex_: the watchdog's next step aborts the communicators under it.
   domain().abort(trouble.failed_rank, trouble.text);
 }
 
@@ -146,6 +148,7 @@ void Session::forget(const void* block, int64_t bytes) noexcept {
   for (Watched* c : communicators) c->forget(block, bytes);
 }
 
+// Runs on the watchdog's thread, before the failure is announced.
 void Session::fail_device() {
   try {
     // Raised and caught to get the exception object; the device throws it from every later wait of the
@@ -161,6 +164,7 @@ void Session::abort_communicators() {
   std::lock_guard lock(mutex_);
   std::vector<std::jthread> ends;
   for (const auto& c : communicators_)
+    // jthreads: the vector's destruction joins them, still under the lock.
     if (c->alive()) ends.emplace_back([&c] { c->abort(); });
 }
 

@@ -22,6 +22,7 @@ WindowBuffers::WindowBuffers(std::vector<Tensor> tensors, std::shared_ptr<Window
 
 WindowBuffers::~WindowBuffers() {
   if (!block_) return;
+  // In the order of share(), which is the same on all ranks: closing a window is collective.
   for (const auto& group : shared_) try {
       group->on_device([&] { group->handle.close_window(*block_); });
     } catch (const std::exception&) {  // of a launch that has failed, whose end closes it
@@ -51,6 +52,7 @@ void WindowBuffers::share(Communicator& comm) {
   // Several communicators may use one handle; it gets one window.
   const auto same = [&](const auto& other) { return &other->handle == &group->handle; };
   if (std::any_of(shared_.begin(), shared_.end(), same)) return;
+  // Recorded before the exchange: a second share() must not repeat it, even where no window is made.
   shared_.push_back(group);
 
   Session& session = *group->session;
@@ -62,6 +64,7 @@ void WindowBuffers::share(Communicator& comm) {
   const auto prefix = [&](int64_t n) { return fmt::format("{}/window/{}", group->name, n); };
   const auto layouts = session.collect(prefix(number), static_cast<size_t>(group->rank), layout(),
                                        group->world_ranks, where, deadline);
+  // All members have reached this window, so all have read the keys of the one before.
   session.store().erase(fmt::format("{}/{}", prefix(number - 1), group->rank));
   const auto without = [&](std::string why) {
     ++without_;

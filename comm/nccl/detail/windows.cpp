@@ -19,6 +19,8 @@ WindowBlock::~WindowBlock() {
   if (data_) api_.mem_free(data_);
 }
 
+// Returns the next piece, or null when NCCL has no memory or the block is used up; the allocator then throws
+// OutOfMemory.
 void* WindowBlock::allocate(int64_t bytes) {
   if (!data_) {
     void* made = nullptr;

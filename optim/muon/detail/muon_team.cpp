@@ -10,7 +10,8 @@
 namespace sherd {
 namespace {
 
-/// The scale of momentum is unknown, that of results is about 1: f16 has too few exponents for the former.
+// Returns the dtype of momentum in messages. Its scale is unknown, that of results is about 1: f16 has too
+// few exponents for the former.
 DType incoming(DType payload) { return payload == DType::f16 ? DType::bf16 : payload; }
 
 std::vector<MuonTeam::Slot> with_momentum(Device& device, std::vector<MuonTeam::Slot> slots) {
@@ -52,6 +53,7 @@ std::vector<int> round_ends(const OrthogonalizeOptions& o) {
     ends.resize(static_cast<size_t>(steps - 1));
     std::iota(ends.begin(), ends.end(), 1);
   }
+  // Each entry is the step before which X is formed again; the last one ends the iteration.
   ends.push_back(steps);
   return ends;
 }
@@ -77,6 +79,8 @@ void MuonTeam::step(Stream& compute, double lr, const Tensor& skip) {
   skip_ = Tensor();
 }
 
+// Advances the momentum and writes its (Nesterov) value to the message. Each local element is in the inputs
+// of exactly one chunk, so it advances once in a step.
 void MuonTeam::pack(Stream& compute, const Tensor& message, const MatrixChunk& chunk) {
   // Parameters with unequal decay differ in the l2 term only: one pass for each value. Frozen ones are
   // packed, too, since messages are the same in every step, and keep their momentum.
@@ -109,17 +113,20 @@ void MuonTeam::compute_parts(Stream& compute, const std::vector<MatrixPart>& par
     x.push_back(p.x);
     next.push_back(p.out);
   }
+  // All parts side by side: `sum` needs one collective per round.
   const Tensor grams = team_.buffers().matrices({begin.back()});
   int first = 0;
   for (const int last : round_ends(options_.orthogonalize)) {
     const auto gram = [&](size_t k) { return grams.flat(begin[k], begin[k + 1]).view(square[k]); };
     for (size_t k = 0; k < parts.size(); ++k)
       ops::gram_product(compute, gram(k), x[k], parts[k].contract_rows);
+    // R = sum of the parts' X^T X (rows cut) or X X^T (columns cut): the only data that travels.
     sum(grams);
     for (size_t k = 0; k < parts.size(); ++k) {
       const Tensor q = team_.buffers().matrices(square[k]);
       ops::gram_iterate(compute, q, gram(k), parts[k].status, first, last, options_.orthogonalize);
       ops::gram_apply(compute, next[k], x[k], q, parts[k].contract_rows);
+      // X <- X Q or Q X alternates between the two buffers, without a third.
       std::swap(x[k], next[k]);
     }
     first = last;
@@ -159,6 +166,8 @@ Tensor MuonTeam::refined(Stream& compute, const Tensor& results, const MatrixChu
   return values;
 }
 
+// w = decay * w - lr * scale * O, for the elements that this rank holds. With `skip` the kernel leaves all
+// bits.
 void MuonTeam::update(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut) {
   const Tensor values = refined(compute, results, chunk, cut);
   std::vector<UpdateSegment> updates;

@@ -59,6 +59,7 @@ void count_whole(const PlanDraft& d, const LogicalMatrix& m, const PlanEntry& e,
   for (int c = holders.first; c <= holders.last; ++c) {
     const int64_t bytes = m.elements_on(c) * d.options.payload_bytes;
     for (int t : e.owners) {
+      // The copy with the owner's index sends, as RankView::is_source().
       traffic.add(c * copies + t % copies, t, bytes);
       if (e.mode == PlanMode::gather) continue;
       for (int k = 0; k < copies; ++k) traffic.add(t, c * copies + k, bytes);
@@ -86,6 +87,8 @@ double cost_of_whole(const PlanDraft& d, LogicalMatrix m) {
   return d.work.cost(m);
 }
 
+// Returns a digest of all that the ranks' schedules depend on. Words in host order: all processes of a job
+// run one build.
 uint64_t fingerprint_of(const PlanDraft& d) {
   const MatrixPlan& plan = d.plan;
   std::vector<int64_t> words = {plan.cells, plan.replicas, plan.copies,
@@ -120,6 +123,7 @@ void account(PlanDraft& d) {
     const int owners = static_cast<int>(e.owners.size());
     const bool gram = e.mode == PlanMode::gram;
     const double cost = gram ? gram_cost(d, i) : d.cost[i];
+    // Per owner: a gram entry's owners share the work, other owners repeat it.
     const double flops = gram ? d.work.gram_flops(m, owners) / owners : d.work.flops(m);
     const int64_t tensor = d.work.tensor_bytes(m);
     e.flops = flops * owners;

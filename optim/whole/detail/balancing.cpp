@@ -35,6 +35,7 @@ int preferred(const PlanDraft& d, const Loads& loads, size_t i) {
   for (int k = 0; k < asked; ++k) {
     const int c = holders.first + (start + k) % count;
     const int64_t held = m.elements_on(c);
+    // A holder of less than an even share saves little traffic as the owner.
     if (held < most || held * d.plan.cells < m.numel()) continue;
     for (int t = c * d.plan.copies; t < (c + 1) * d.plan.copies; ++t) {
       if (loads.of(t) + d.cost[i] > kPreferWithin * d.bound) continue;
@@ -48,12 +49,15 @@ int preferred(const PlanDraft& d, const Loads& loads, size_t i) {
   return best;
 }
 
+// Returns the list by descending cost. Stable: equal costs keep their order, so the plan is the same on all
+// ranks.
 std::vector<size_t> by_cost(const PlanDraft& d, std::vector<size_t> list) {
   std::stable_sort(list.begin(), list.end(), [&](size_t a, size_t b) { return d.cost[a] > d.cost[b]; });
   return list;
 }
 
-/// LPT on top of `loads`: `pending` by descending cost, each to the rank with the least load.
+// Assigns `pending`, in descending cost, on top of `loads`: each to the rank with the least load (LPT, Graham
+// 1969).
 Assignment assign(const PlanDraft& d, const Loads& loads, const std::vector<size_t>& pending) {
   const auto run = [&](bool prefer_holders) {
     Assignment a{loads, {}};
@@ -71,6 +75,7 @@ Assignment assign(const PlanDraft& d, const Loads& loads, const std::vector<size
   return near.loads.max() > std::max(plain.loads.max(), kPreferWithin * d.bound) ? plain : near;
 }
 
+// Makes the assignment the draft's. `pending` is the list that it was made of, in that order.
 void adopt(PlanDraft& d, Assignment a, const std::vector<size_t>& pending) {
   d.loads = std::move(a.loads);
   for (size_t k = 0; k < pending.size(); ++k) d.plan.entries[pending[k]].owners = {a.owner[k]};
@@ -96,6 +101,7 @@ void assign_owners(PlanDraft& d, std::vector<size_t> pending) {
 
 void rebalance(PlanDraft& d) {
   if (d.loads.max() <= kRebalanceFrom * d.bound) return;
+  // The first pass detects overloaded ranks by the loads before any move.
   const Loads before = d.loads;
   for (const bool everything : {false, true}) {
     if (d.loads.max() <= kRebalanceFrom * d.bound) break;

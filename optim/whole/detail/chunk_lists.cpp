@@ -20,6 +20,7 @@ std::vector<std::vector<int>> ChunkLists::split(std::vector<int> list) const {
 }
 
 std::vector<std::vector<int>> ChunkLists::cut(std::vector<std::deque<int>> queues) const {
+  // Large shapes first: a chunk's matrices then have few different shapes, and so few batches.
   for (auto& q : queues) view_.sort_by_shape(q);
   std::vector<std::vector<int>> chunks;
   std::vector<int64_t> send(queues.size()), recv(queues.size());
@@ -43,6 +44,7 @@ std::vector<std::vector<int>> ChunkLists::cut(std::vector<std::deque<int>> queue
           const auto r = static_cast<size_t>(n.rank);
           return send[r] + n.send <= limit_ && (recv[r] + n.recv) * view_.plan.copies <= limit_;
         });
+        // A matrix that exceeds the limit alone still makes a chunk of its own.
         if (!fits && !chunk.empty()) {
           closed[owner] = true;
           continue;
@@ -70,6 +72,8 @@ bool ChunkLists::owners_have_room(int i, const std::vector<int64_t>& recv) const
   return true;
 }
 
+// Returns the elements that matrix i adds to the messages of each rank. A rank may appear twice, as a holder
+// and as an owner.
 std::vector<ChunkLists::Need> ChunkLists::needs(int i) const {
   const LogicalMatrix& m = view_.matrix(i);
   const auto cells = m.cells();

@@ -47,12 +47,14 @@ MatrixChunk batched(const RankView& v, const std::vector<int>& list, Places& at)
     const auto& owners = v.entry(i).owners;
     if (std::find(owners.begin(), owners.end(), v.me) != owners.end()) mine.push_back(i);
   }
+  // Equal shapes side by side: they form one batch, which one call computes.
   v.sort_by_shape(mine);
   for (int i : mine) {
     const bool joins = v.entry(i).mode != PlanMode::gram && !batches.empty() && !batches.back().gram() &&
                        v.shape_key(batches.back().matrices[0]) == v.shape_key(i);
     if (!joins) batches.push_back(batch_of(v, i));
     MatrixBatch& b = batches.back();
+    // Offsets count from the matrix's first element. A gram batch starts at first_row, hence the subtraction.
     at.offset[static_cast<size_t>(i)] = b.elements() - b.first_row * b.cols;
     at.batch_of[static_cast<size_t>(i)] = static_cast<int>(batches.size()) - 1;
     b.matrices.push_back(i);
@@ -93,6 +95,7 @@ MatrixChunk gather_chunk(const RankView& v, const std::vector<int>& list) {
     const int64_t first = at;
     for (int i : list) {
       v.for_held(i, v.cell_of(r), v.all_of(i), [&](int64_t local, int64_t in, int64_t n) {
+        // Messages are ordered by rank, batches by matrix.
         chunk.batches[places.batch(i)].unpack.push_back({places.in_batch(i) + in, at, n});
         if (r == v.me) {
           chunk.inputs.push_back({i, local, n, at, in});
@@ -113,11 +116,13 @@ MatrixChunk exchange_chunk(const RankView& v, const std::vector<int>& list) {
   int64_t &send_in = chunk.in.send_total, &recv_in = chunk.in.recv_total;
   int64_t &send_out = chunk.out.send_total, &recv_out = chunk.out.recv_total;
   for (int peer = 0; peer < v.plan.team(); ++peer) {
+    // Both ends walk the peer's matrices in the order of `list`: offsets agree without exchanged metadata.
     const int64_t before[] = {send_in, recv_in, send_out, recv_out};
     // Matrices of the peer: this rank sends its piece (or leaves that to a copy), and receives the result.
     for_owned_by(v, list, peer, [&](int i, Slice s) {
       v.for_held(i, v.cell_of(v.me), s, [&](int64_t local, int64_t in, int64_t n) {
         const bool sends = v.is_source(v.me, peer);
+        // Every copy updates its momentum; only one of them sends it.
         chunk.inputs.push_back({i, local, n, sends ? send_in : -1, in});
         if (sends) send_in += n;
         chunk.updates.push_back({i, local, n, recv_out, in});

@@ -10,6 +10,8 @@
 namespace sherd {
 namespace {
 
+// Returns whether the owner stores the matrix alone. With several copies the results travel to the others in
+// any case.
 bool needs_no_message(const RankView& v, int i) {
   if (v.plan.copies > 1) return false;
   const auto cells = v.matrix(i).cells();
@@ -22,6 +24,7 @@ MatrixSchedule compile_schedule(std::span<const LogicalMatrix> matrices, const M
                                 int64_t chunk_elements, bool distributed) {
   const RankView view{matrices, plan, rank};
   std::vector<int> local, gathered;
+  // Built from the plan alone, so every rank has the same queues and cuts the same chunks.
   std::vector<std::deque<int>> queues(static_cast<size_t>(plan.team()));  // by owner
   for (int i = 0; i < static_cast<int>(matrices.size()); ++i) {
     const PlanEntry& e = view.entry(i);
@@ -31,6 +34,8 @@ MatrixSchedule compile_schedule(std::span<const LogicalMatrix> matrices, const M
       if (std::find(e.owners.begin(), e.owners.end(), view.cell_of(rank)) != e.owners.end())
         local.push_back(i);
     } else {
+      // A gram entry waits in the queue of its first owner; its other owners are counted by
+      // ChunkLists::needs().
       queues[static_cast<size_t>(e.owners[0])].push_back(i);
     }
   }

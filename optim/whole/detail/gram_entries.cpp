@@ -31,7 +31,7 @@ void make_gram_entry(PlanDraft& d, size_t i) {
   e.mode = PlanMode::gram;
   int64_t before = 0;
   for (int c = holders.first; c <= holders.last; ++c) {
-    // A row that two ranks share belongs to the first of them.
+    // ceil(before / cols). A row that two ranks share belongs to the first of them.
     const int64_t row = m.cols == 0 ? 0 : (before + m.cols - 1) / m.cols;
     before += m.elements_on(c);
     const int64_t end = m.cols == 0 ? 0 : (before + m.cols - 1) / m.cols;

@@ -8,6 +8,7 @@ namespace {
 /// Returns part k of `size` elements in `parts`.
 Slice part(int64_t size, size_t parts, size_t k) {
   const auto p = static_cast<int64_t>(parts), i = static_cast<int64_t>(k);
+  // Sizes differ by one element at most.
   return {size * i / p, size * (i + 1) / p};
 }
 
@@ -47,6 +48,7 @@ GramExchange gram_exchange(const RankView& v, const MatrixChunk& chunk) {
       const int64_t n = h.slice(h.me).size(), m = theirs.size();
       g.pack.push_back({g.partial.send_total, h.at + theirs.begin, m});
       g.partial.send_total += m;
+      // In the order of ranks, which is the owners' order: every owner adds in one order.
       g.sums[k].from.push_back(g.partial.recv_total);
       g.partial.recv_total += n;
       g.spread.push_back({g.whole.send_total, h.sum, n});

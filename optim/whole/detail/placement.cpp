@@ -60,6 +60,7 @@ std::vector<size_t> place_fixed(PlanDraft& d) {
     } else if (mode == MatrixMode::gram && !d.work.gram_is_possible(m)) {
       refused.push_back(fmt::format("{} {} x {}", m.label(), m.whole_rows(), m.whole_cols()));
     } else if (mode == MatrixMode::gram || gram_is_faster(d, i)) {
+      // Also for a matrix on one rank: a forced gram mode comes before the test for one holder.
       make_gram_entry(d, i);
     } else if (holders.count() <= 1 && d.plan.copies == 1) {
       place_where_stored(d, i, holders);

@@ -41,6 +41,7 @@ MatrixTeam::MatrixTeam(Device& device, std::vector<Parameter> params, const Matr
     const Parameter& p = params_[k];
     for (auto& m : logical_matrices(p.name(), p.shape(), p.row_blocks(), p.tensor_shard(), p.group().layout(),
                                     p.index_in_group())) {
+      // On all ranks alike: the shape decides, not the rank's part.
       if (m.numel() == 0) continue;
       matrices_.push_back(std::move(m));
       param_of_.push_back(k);
@@ -51,7 +52,9 @@ MatrixTeam::MatrixTeam(Device& device, std::vector<Parameter> params, const Matr
   int replicas = 1;
   for (auto& name : group.axes().state_repeated) replicas *= group.mesh().size(name);
   plan_ = make_plan(matrices_, group.layout().world(), replicas, work, options_.plan);
+  // After the plan, which needs no communication: only communicators that the plan uses are made.
   comms_ = TeamComms::make(params_, plan_, work.name(), options_.sums);
+  // Before the comparison of fingerprints, which include the size of chunks.
   settle_transient_bytes();
   check_fingerprints(work);
   schedule_ = compile_schedule(matrices_, plan_, comms_.rank, chunk_elements(), options_.distributed);
@@ -83,6 +86,7 @@ int64_t MatrixTeam::chunk_elements() const {
   const auto is_gram = [](const PlanEntry& e) { return e.mode == PlanMode::gram; };
   if (distributed || std::any_of(plan_.entries.begin(), plan_.entries.end(), is_gram))
     buffers += kGramBuffers;
+  // Bytes to elements of one chunk. A 16-bit payload uses less: the bound holds for every dtype.
   return options_.transient_bytes / (buffers * static_cast<int64_t>(sizeof(float)));
 }
 
@@ -115,6 +119,7 @@ void MatrixTeam::check_fingerprints(const MatrixWork& work) {
 
 void MatrixTeam::sum(Stream& compute, const Tensor& t, bool cut, bool tensor) {
   // Over the ranks that hold pieces of the rows, then over those that hold parts of the columns.
+  // unowned_view(): the queued call does not keep the buffer, whose reuse the streams order.
   if (cut && comms_.cells) comms_.cells->all_reduce(compute, t.unowned_view());
   if (tensor && comms_.tensor) comms_.tensor->all_reduce(compute, t.unowned_view());
 }
@@ -176,6 +181,7 @@ void MatrixTeam::run_local(Stream& compute, const MatrixChunk& chunk) {
 
 void MatrixTeam::run_gathered(Stream& compute, const MatrixChunk& chunk) {
   const auto& counts = chunk.in.send;
+  // The own piece is packed at its place in the received message: the all-gather is in place.
   const int64_t mine = std::accumulate(counts.begin(), counts.begin() + comms_.rank, int64_t{0});
   const Tensor packed = buffers_.message(chunk.in.recv_total, options_.input);
   client_.pack(compute, packed, chunk);
@@ -190,14 +196,17 @@ MatrixTeam::InFlight MatrixTeam::send_in(Stream& compute, const MatrixChunk& chu
              buffers_.message(chunk.in.recv_total, options_.input),
              {}};
   client_.pack(compute, f.send, chunk);
+  // The message is packed on compute; the transfer starts when that is done.
   follow_compute(*streams_.in);
   comms_.in->all_to_all_v(*streams_.in, f.recv.unowned_view(), chunk.in.recv, f.send.unowned_view(),
                           chunk.in.send);
+  // compute waits for this event only before it reads the chunk.
   f.arrived = streams_.in->record();
   return f;
 }
 
 MatrixTeam::InFlight MatrixTeam::send_out(Stream& compute, const MatrixChunk& chunk, const InFlight& in) {
+  // compute stops here only when the chunk has not arrived during the one before.
   compute.wait(in.arrived);
   InFlight f{buffers_.message(chunk.out.send_total, options_.result),
              buffers_.message(chunk.out.recv_total, options_.result),
@@ -212,6 +221,7 @@ MatrixTeam::InFlight MatrixTeam::send_out(Stream& compute, const MatrixChunk& ch
     compute_batch(compute, results, matrices, b);
     ops::copy_segments(compute, f.send, results.flat(0, n), b.pack);
   }
+  // On every rank of the team, also on one without a gram batch: the sum is collective.
   if (chunk.gram.any) run_gram(compute, chunk, in.recv, f.send);
   follow_compute(*streams_.out);
   comms_.out->all_to_all_v(*streams_.out, f.recv.unowned_view(), chunk.out.recv, f.send.unowned_view(),
@@ -222,6 +232,7 @@ MatrixTeam::InFlight MatrixTeam::send_out(Stream& compute, const MatrixChunk& ch
 
 void MatrixTeam::finish(Stream& compute, const MatrixChunk& chunk, InFlight out) {
   compute.wait(out.arrived);
+  // On compute: the weights change in its order, and the message's buffer is free after it.
   client_.update(compute, out.recv, chunk, true);
 }
 
@@ -248,6 +259,7 @@ void MatrixTeam::run_gram(Stream& compute, const MatrixChunk& chunk, const Tenso
   for (auto& b : chunk.batches) {
     if (!b.gram()) continue;
     const Shape shape = {1, b.rows, b.cols};
+    // All gram batches of the chunk together: one sum per round for all of them.
     parts.push_back({buffers_.matrices(shape), buffers_.matrices(shape), statuses_of(b), true});
     ops::copy_segments(compute, parts.back().x.flat(0, b.elements()), received, b.unpack);
   }
@@ -269,6 +281,8 @@ Tensor MatrixTeam::copy_statuses(Stream& compute) {
   return host;
 }
 
+// Reads host memory without a wait: the caller has synchronized. Each rank reports its own matrices; no rank
+// has the whole list.
 std::vector<std::pair<std::string, MatrixStatus>> MatrixTeam::report(const Tensor& statuses) const {
   const int32_t* host = statuses.data<int32_t>();
   std::vector<std::pair<std::string, MatrixStatus>> found;
@@ -294,6 +308,7 @@ bool MatrixTeam::reports(const Parameter& p) const {
     // Along a dimension that assigns matrices of a stack whole, ranks have different matrices.
     const auto& t = p.tensor_shard();
     const bool whole = t && t->mesh_dim == d.name && t->dim < static_cast<int>(p.shape().size()) - 2;
+    // Along all other dimensions ranks have computed the same matrices: coordinate 0 reports.
     if (!whole && group.mesh().coordinate(d.name) != 0) return false;
   }
   return true;

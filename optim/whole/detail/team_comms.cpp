@@ -53,8 +53,11 @@ TeamComms TeamComms::make(const std::vector<Parameter>& params, const MatrixPlan
         tensor && tensor->parts > 1 && tensor->dim >= static_cast<int>(p.shape().size()) - 2;
     if (cuts_matrices && !c.tensor) c.tensor = group.mesh().comm(tensor->mesh_dim)->clone();
   }
+  // Not in the digest: owners differ by rank, so consistent ranks make different numbers of these calls.
   if (c.tensor) c.tensor->serve(Purpose("tensor-parallel pieces of " + team, false));
 
+  // Tensor ranks first, then the team with its replicas: a value that agrees over both agrees on all ranks of
+  // the product.
   c.planning = {c.tensor};
   if (!group.replicated())
     c.planning.push_back(group.mesh().flatten(joined(axes.state_split, axes.state_repeated)));

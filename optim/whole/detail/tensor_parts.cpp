@@ -25,6 +25,7 @@ void compute_gathered(Stream& s, Communicator& tensor, const MatrixBuffers& buff
   for (int64_t part = 0; part < parts; ++part)
     ops::strided_copy(s, from_part(whole, part), stride, gathered.flat(part * n, (part + 1) * n), run, runs,
                       run);
+  // Every tensor rank computes the whole batch: the same bits as on one rank, for repeated work.
   compute(result, whole);
   ops::strided_copy(s, out, run, from_part(result, tensor.rank()), stride, runs, run);
 }
