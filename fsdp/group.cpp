@@ -430,32 +430,43 @@ DTensor ParamGroup::dtensor(int p) const {
   return DTensor::from_layout(spec_.mesh, sharded_over(), layout_, p, piece);
 }
 
-/// Calls f(offset in the communication buffer, offset in the full buffer, elements) for each contiguous
-/// piece. The communication buffer is ordered by rank, the full buffer by parameter.
+/// Calls f(offset in the communication buffer, offset in the full buffer, elements, ranks) for the pieces of each
+/// parameter: those of consecutive ranks that are equally long, then a shorter one. They are slice() apart in the
+/// communication buffer, which is ordered by rank, and adjacent in the full buffer. Holds for LayoutPolicy::even_rows,
+/// the policy that has two buffers.
 template <class F>
 void ParamGroup::for_pieces(F f) const {
   for (int p = 0; p < static_cast<int>(spec_.params.size()); ++p) {
-    for (int r = 0; r < layout_->world(); ++r) {
-      const ParamRange piece = layout_->piece(ParamId(p), RankId(r));
-      if (piece.empty()) continue;
-      const int64_t full = layout_->full_range(ParamId(p)).begin.value + piece.begin.value;
-      const int64_t comm = r * layout_->slice() + layout_->local_begin(ParamId(p), RankId(r)).value;
-      f(comm, full, piece.size());
-    }
+    const int64_t piece = layout_->piece(ParamId(p), RankId(0)).size();
+    if (piece == 0) continue;
+    const FullRange full = layout_->full_range(ParamId(p));
+    const int64_t comm = layout_->local_begin(ParamId(p), RankId(0)).value;
+    const int64_t elements = full.end.value - full.begin.value, ranks = elements / piece;
+    f(comm, full.begin.value, piece, ranks);
+    if (const int64_t rest = elements - ranks * piece; rest > 0)
+      f(ranks * layout_->slice() + comm, full.begin.value + ranks * piece, rest, 1);
   }
 }
 
 void ParamGroup::pack(Stream& stream, const Tensor& comm, const Tensor& full) const {
-  auto move = comm.dtype() == full.dtype() ? ops::copy : ops::cast;
-  // One kernel where both buffers have one order; otherwise one per piece.
-  if (!staged_) return move(stream, comm, full);
-  for_pieces(
-      [&](int64_t c, int64_t f, int64_t n) { move(stream, comm.flat(c, c + n), full.flat(f, f + n)); });
+  const bool casts = comm.dtype() != full.dtype();
+  // One kernel where both buffers have one order; otherwise one per run of pieces, and one per piece that is cast.
+  if (!staged_) return (casts ? ops::cast : ops::copy)(stream, comm, full);
+  const int64_t slice = layout_->slice();
+  for_pieces([&](int64_t c, int64_t f, int64_t n, int64_t ranks) {
+    if (!casts)
+      return ops::strided_copy(stream, comm.flat(c, comm.numel()), slice, full.flat(f, full.numel()), n,
+                               ranks, n);
+    for (int64_t r = 0; r < ranks; ++r)
+      ops::cast(stream, comm.flat(c + r * slice, c + r * slice + n), full.flat(f + r * n, f + (r + 1) * n));
+  });
 }
 
 void ParamGroup::unpack(Stream& stream, const Tensor& full, const Tensor& comm) const {
-  for_pieces(
-      [&](int64_t c, int64_t f, int64_t n) { ops::copy(stream, full.flat(f, f + n), comm.flat(c, c + n)); });
+  for_pieces([&](int64_t c, int64_t f, int64_t n, int64_t ranks) {
+    ops::strided_copy(stream, full.flat(f, full.numel()), n, comm.flat(c, comm.numel()), layout_->slice(),
+                      ranks, n);
+  });
 }
 
 }  // namespace sherd

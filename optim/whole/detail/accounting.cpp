@@ -19,11 +19,11 @@ class Traffic {
     ranks_[static_cast<size_t>(to)].bytes_in += bytes;
     total_ += bytes;
   }
-  /// `bytes` that a rank sends and as many that it receives, peers not counted.
-  void add_both(int rank, int64_t bytes) {
-    ranks_[static_cast<size_t>(rank)].bytes_in += bytes;
-    ranks_[static_cast<size_t>(rank)].bytes_out += bytes;
-    total_ += bytes;
+  /// Bytes that a rank receives and sends, peers not counted. The total counts what is received.
+  void add_one(int rank, int64_t in, int64_t out) {
+    ranks_[static_cast<size_t>(rank)].bytes_in += in;
+    ranks_[static_cast<size_t>(rank)].bytes_out += out;
+    total_ += in;
   }
   int64_t total() const { return total_; }
 
@@ -49,10 +49,24 @@ void count_gram(const PlanDraft& d, const LogicalMatrix& m, const PlanEntry& e, 
     at += held;
   }
   const int64_t each = d.work.gram_bytes(m, static_cast<int>(e.owners.size()));
-  for (int t : e.owners) traffic.add_both(t, each);
+  for (int t : e.owners) traffic.add_one(t, each, each);
 }
 
-/// Pieces to every owner; results back to every copy, unless every rank has the whole matrix.
+/// Pieces to every rank of the team. Each copy of a cell sends to one rank of every other cell, the one with its own
+/// index among the copies.
+void count_gather(const PlanDraft& d, const LogicalMatrix& m, const PlanEntry& e, Traffic& traffic) {
+  const LogicalMatrix::Cells holders = m.cells();
+  int64_t all = 0;
+  for (int c = holders.first; c <= holders.last; ++c) {
+    const int64_t bytes = m.elements_on(c) * d.options.payload_bytes;
+    for (int k = 0; k < d.plan.copies; ++k)
+      traffic.add_one(c * d.plan.copies + k, -bytes, bytes * (d.plan.cells - 1));
+    all += bytes;
+  }
+  for (int t : e.owners) traffic.add_one(t, all, 0);
+}
+
+/// Pieces to every owner, and results back to every copy.
 void count_whole(const PlanDraft& d, const LogicalMatrix& m, const PlanEntry& e, Traffic& traffic) {
   const LogicalMatrix::Cells holders = m.cells();
   const int copies = d.plan.copies;
@@ -61,7 +75,6 @@ void count_whole(const PlanDraft& d, const LogicalMatrix& m, const PlanEntry& e,
     for (int t : e.owners) {
       // The copy with the owner's index sends, as RankView::is_source().
       traffic.add(c * copies + t % copies, t, bytes);
-      if (e.mode == PlanMode::gather) continue;
       for (int k = 0; k < copies; ++k) traffic.add(t, c * copies + k, bytes);
     }
   }
@@ -73,7 +86,9 @@ int64_t count_traffic(PlanDraft& d, size_t i) {
   Traffic traffic(d.plan.ranks);
   if (e.mode == PlanMode::gram) {
     count_gram(d, d.matrices[i], e, traffic);
-  } else if (e.mode != PlanMode::local) {
+  } else if (e.mode == PlanMode::gather) {
+    count_gather(d, d.matrices[i], e, traffic);
+  } else if (e.mode == PlanMode::owner) {
     count_whole(d, d.matrices[i], e, traffic);
   }
   return traffic.total();

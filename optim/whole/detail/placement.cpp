@@ -29,13 +29,13 @@ namespace {
                   what, names));
 }
 
-/// gather: every rank of the team gathers the matrix and computes it.
+/// gather: every rank of the team gathers the matrix and computes it. All matrices have this mode then, so that no
+/// load has to be balanced.
 void place_everywhere(PlanDraft& d, size_t i) {
   PlanEntry& e = d.plan.entries[i];
   e.mode = PlanMode::gather;
   e.owners.resize(static_cast<size_t>(d.plan.team()));
   std::iota(e.owners.begin(), e.owners.end(), 0);
-  for (int r : e.owners) d.loads.add(r, d.cost[i]);
 }
 
 /// On one rank, with one copy, a matrix is computed where it is stored, without messages.

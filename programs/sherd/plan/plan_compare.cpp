@@ -1,7 +1,10 @@
 #include "plan_compare.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -34,8 +37,8 @@ std::string slower(const StepTime& first, const StepTime& t) {
 
 std::string reason(const Candidate& first, const Candidate& c) {
   if (!c.plan.fits)
-    return fmt::format("does not fit: {} of {}", bytes_text(held(c.plan)),
-                       bytes_text(c.request.hardware.memory_bytes));
+    return fmt::format("does not fit: {}{} of {}", c.without_optimizer ? "without the optimizer " : "",
+                       bytes_text(held(c.plan)), bytes_text(c.request.hardware.memory_bytes));
   if (&c == &first || c.plan.time.total <= first.plan.time.total) return "fastest that fits";
   return slower(first.plan.time, c.plan.time);
 }
@@ -59,6 +62,17 @@ std::vector<PlanRequest> requests_of(const PlanRequest& base) {
   return all;
 }
 
+/// Returns the plan without the optimizer's memory and work, if that alone does not fit. Muon's plan over many matrices
+/// and ranks takes seconds; this one does not depend on Muon's mode.
+std::optional<Plan> plan_without_optimizer(PlanRequest r) {
+  r.config.optimizer = "adamw";
+  Plan plan = make_plan(r, PlannedRanks::few);
+  for (RankForecast& rank : plan.ranks) rank.peak_bytes -= std::exchange(rank.by_class["optimizer"], 0);
+  plan.time.total -= std::exchange(plan.time.optimizer, 0);
+  plan.fits = held(plan) <= r.hardware.memory_bytes;
+  return plan.fits ? std::nullopt : std::optional(std::move(plan));
+}
+
 /// A mode that sums Gram matrices is called gram.
 std::string mode_of(const train_gpt::TrainConfig& c) {
   if (c.optimizer != "muon") return "-";
@@ -69,9 +83,17 @@ std::string mode_of(const train_gpt::TrainConfig& c) {
 
 std::vector<Candidate> compare_plans(const PlanRequest& base) {
   std::vector<Candidate> all;
+  std::map<std::pair<std::string, std::string>, std::optional<Plan>> too_large;  // by strategy and layout
   for (PlanRequest& r : requests_of(base)) {
-    Plan plan = make_plan(r, PlannedRanks::few);
-    all.push_back({std::move(r), std::move(plan), ""});
+    std::optional<Plan> plan;
+    if (r.config.optimizer != "adamw") {
+      const auto [it, added] = too_large.try_emplace({r.config.strategy, r.config.layout});
+      if (added) it->second = plan_without_optimizer(r);
+      plan = it->second;
+    }
+    const bool without_optimizer = plan.has_value();
+    if (!plan) plan = make_plan(r, PlannedRanks::few);
+    all.push_back({std::move(r), std::move(*plan), "", without_optimizer});
   }
   std::ranges::stable_sort(all, {}, [](const Candidate& c) {
     return std::tuple(!c.plan.fits, c.plan.fits ? c.plan.time.total : static_cast<double>(held(c.plan)));
@@ -81,10 +103,10 @@ std::vector<Candidate> compare_plans(const PlanRequest& base) {
 }
 
 std::string candidates_table(const std::vector<Candidate>& candidates) {
-  std::string text = fmt::format("  {:<20}{:<13}{:<8}{:>12}{:>12}  {}\n", "strategy", "layout", "muon",
+  std::string text = fmt::format("  {:<20}{:<13}{:<8}{:>12} {:>14}  {}\n", "strategy", "layout", "muon",
                                  "memory", "step", "why");
   for (const Candidate& c : candidates)
-    text += fmt::format("  {:<20}{:<13}{:<8}{:>12}{:>9.1f} ms  {}\n", c.request.config.strategy,
+    text += fmt::format("  {:<20}{:<13}{:<8}{:>12} {:>11.1f} ms  {}\n", c.request.config.strategy,
                         c.request.config.layout, mode_of(c.request.config), bytes_text(held(c.plan)),
                         c.plan.time.total * 1e3, c.why);
   return text;
@@ -96,6 +118,7 @@ nlohmann::ordered_json candidates_json(const std::vector<Candidate>& candidates)
     all.push_back(plan_json(c.request, c.plan));
     all.back()["muon_mode"] = mode_of(c.request.config);
     all.back()["why"] = c.why;
+    all.back()["without_optimizer"] = c.without_optimizer;
   }
   return all;
 }

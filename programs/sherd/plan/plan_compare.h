@@ -15,6 +15,8 @@ struct Candidate {
   Plan plan;
   /// Why it is not the first: what makes it slower, or how much memory is missing.
   std::string why;
+  /// The plan leaves the optimizer's memory and work out: the rest does not fit already.
+  bool without_optimizer = false;
 };
 
 /// Returns the candidates: those that fit first, by step time.

@@ -90,7 +90,8 @@ const char* const kPlanJsonHelp = R"(--json prints one object:
   newton_schulz_flops             of that rank in a step
   step_ms      {total, compute, exposed_communication, optimizer}, of the slowest of the ranks
   tokens_per_s of all ranks; mfu: part of the peak of 16-bit products; fits: true or false; notes: assumptions
-With --compare also: candidates, an array of such objects with why, the fastest that fits first.
+With --compare also: candidates, an array of such objects with why, the fastest that fits first. without_optimizer: the
+rest does not fit already, so that the plan leaves Muon's memory, calls and time out.
 )";
 
 }  // namespace sherd::tools

@@ -89,6 +89,20 @@ TEST_F(PlanProgram, ComparesCandidatesTheFastestThatFitsFirst) {
   }
 }
 
+// Muon's plan for 70,000 matrices and 256 ranks takes seconds: it is left out where the rest does not fit.
+TEST_F(PlanProgram, ComparesWithoutTheOptimizerWhatDoesNotFit) {
+  const json p = plan_of("--preset kimi-k2 --world 256 --hardware b200 --optimizer muon --compare");
+  const json& all = p.at("candidates");
+  EXPECT_EQ(all.size(), 36);
+  for (const json& c : all) {
+    EXPECT_EQ(c.at("fits"), false);
+    EXPECT_EQ(c.at("without_optimizer"), true);
+    EXPECT_EQ(c.at("step_ms").at("optimizer"), 0);
+    EXPECT_THAT(c.at("why"), HasSubstr("does not fit: without the optimizer "));
+  }
+  EXPECT_GT(p.at("step_ms").at("optimizer"), 0) << "the run's own plan is complete";
+}
+
 TEST_F(PlanProgram, SweepsOverRanksAndDrawsThem) {
   const Finished f = plan("--preset llama3.2-1b --seq 512 --hardware a100 --sweep world=8..64 --svg " +
                           (folder_ / "sweep.svg"));
