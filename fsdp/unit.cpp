@@ -70,8 +70,9 @@ void Unit::unshard() {
     g->unshard(stream, range, context.staging);
   }
   for (Bucket* b : buckets_) b->unshard();
-  // Compute waits for this event in wait(), directly before the first use.
-  ready_ = stream.record();
+  // Compute waits for this event in wait(), directly before the first use. Without a slot nothing was queued
+  // after sync(), whose event stays: sync_ahead() may have queued the gathers of later units since.
+  if (whole_) ready_ = stream.record();
   unsharded_ = true;
 }
 

@@ -1,0 +1,35 @@
+// Units without a runtime: events of their gathers, and the log of their uses.
+#include <gtest/gtest.h>
+
+#include <sherd/fsdp/detail/unit_context.h>
+#include <sherd/fsdp/unit.h>
+
+#include <chrono>
+#include <future>
+#include <thread>
+
+namespace sherd {
+namespace {
+
+// As with buckets: sync_ahead() has queued the gathers of all units before the first one is unsharded.
+TEST(Unit, WithoutASlotWaitsForItsOwnGatherOnly) {
+  auto device = make_cpu_device();
+  UnitContext context(*device, {"first", "root"}, 1, true);
+  Unit first(context, {.name = "first"});
+  first.sync();
+  std::promise<void> promise;
+  context.gather->submit("gather of a later unit",
+                         [f = promise.get_future().share()](ExecutionContext&) { f.wait(); });
+  first.unshard();
+  first.wait();
+  const Event waited = device->compute().record();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!waited.done() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(waited.done()) << "compute waits for the gather of a later unit";
+  promise.set_value();
+  device->compute().synchronize();
+}
+
+}  // namespace
+}  // namespace sherd
