@@ -11,6 +11,21 @@
 namespace sherd {
 namespace {
 
+TEST(UseLog, DigestDependsOnTheUsesBeforeAUnitNamedAsTheVerb) {
+  UseLog one, other;
+  one.add("unshard", "blocks.0");
+  other.add("unshard", "blocks.1");
+  for (UseLog* log : {&one, &other}) log->add("forward", "forward");
+  EXPECT_NE(one.digest(), other.digest());
+}
+
+TEST(UseLog, DigestDistinguishesTheVerbFromTheUnit) {
+  UseLog one, other;
+  one.add("forward", "backward");
+  other.add("backward", "forward");
+  EXPECT_NE(one.digest(), other.digest());
+}
+
 // As with buckets: sync_ahead() has queued the gathers of all units before the first one is unsharded.
 TEST(Unit, WithoutASlotWaitsForItsOwnGatherOnly) {
   auto device = make_cpu_device();
