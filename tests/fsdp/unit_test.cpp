@@ -46,5 +46,24 @@ TEST(Unit, WithoutASlotWaitsForItsOwnGatherOnly) {
   device->compute().synchronize();
 }
 
+TEST(Unit, AnUnshardWithoutMemoryIsNotInTheDigest) {
+  constexpr int64_t kMiB = 1 << 20;
+  auto device = make_cpu_device({.memory_limit = kMiB * 3 / 2});
+  UnitContext context(*device, {"busy", "late", "root"}, 0, true);
+  context.whole = SlotPool(*device, DType::u8, MemoryClass::gathered, "test slots",
+                           plan_slots({{kMiB}, {kMiB}}, 1), {kMiB, kMiB});
+  for (auto& b : context.whole.buffers())
+    *b.memory = Tensor::empty(*device, {b.spec.elements}, b.spec.dtype, b.spec.name);
+  Unit busy(context, {.name = "busy", .number = 0}), late(context, {.name = "late", .number = 1});
+  busy.unshard();
+  EXPECT_THROW(late.unshard(), OutOfMemory);
+  busy.reshard();
+  late.unshard();
+  UseLog expected;
+  for (const char* unit : {"busy", "late"}) expected.add("unshard", unit);
+  EXPECT_EQ(context.log.digest(), expected.digest());
+  late.reshard();
+}
+
 }  // namespace
 }  // namespace sherd
