@@ -439,6 +439,8 @@ void ShardRuntime::drop_step(UpdateSet* set) {
   context_->log.begin_step();
 }
 
+uint64_t ShardRuntime::step() const { return context_->order.step(); }
+
 void ShardRuntime::wait_gradients() { device_.compute().wait(context_->reduced); }
 
 void ShardRuntime::begin_change(WeightsChange& change, UpdateSet* set) {

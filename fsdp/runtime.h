@@ -69,9 +69,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// different numbers of steps.
   void reset_step();
 
-  /// Returns an id that changes whenever a step begins: at every WeightsChange and reset_step(). Backwards of
-  /// earlier forwards are then no longer due.
-  uint64_t step() const { return steps_; }
+  /// Returns an id that grows whenever a step begins: at every WeightsChange, reset_step() and recovered().
+  /// Backwards of earlier forwards are then no longer due. Ranks may have different ids.
+  uint64_t step() const;
 
   /// Drops gradients that are final, or still accumulated over microbatches, without a step: of `set`, or of
   /// all parameters. The next backward starts them from zero. Weights, optimizer states, forwards with a
@@ -212,7 +212,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   int exceptions_before_ = std::uncaught_exceptions();
 
   uint64_t compared_ = 0;                 // steps_ when served() was last found due
-  uint64_t steps_ = 0;                    // counts changes of weights and reset_step()
+  uint64_t steps_ = 0;                    // counts changes of weights and reset_step() since recovered()
   std::unique_ptr<UpdateCount> updates_;  // for recovered()
   WeightsChange* changing_ = nullptr;     // the open one
   std::shared_ptr<UpdateSets> sets_;      // of the optimizers, which may outlive this
