@@ -186,6 +186,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// Runs one backward of the unit without gradients of its own.
   void empty_backward(Unit& unit);
   bool has_gradients() const;
+  /// Returns a parameter of `set` (null: of any) whose gradients, final or accumulated, are not dropped yet;
+  /// or null.
+  const Parameter* reached_by_backward(const UpdateSet* set) const;
   /// Returns why gradients of `set` (null: of any parameter) are not final.
   std::string why_not_final(const UpdateSet* set) const;
   /// Drops the step of all units; with a set, its gradients alone.
