@@ -15,6 +15,13 @@ int PrefetchOrder::open_backwards(int unit) const {
   return static_cast<int>(std::count_if(uses.begin(), uses.end(), [](const Use& u) { return u.backward; }));
 }
 
+PrefetchOrder::Use PrefetchOrder::begun(int unit) const {
+  return {.due_before = due(unit),
+          .recorded_before = recording_.size(),
+          .backward_before = backward_at_,
+          .followed_before = follows_order_};
+}
+
 void PrefetchOrder::open_use(int unit, const Use& use) {
   at(unit).uses.push_back(use);
   ++open_;
@@ -32,7 +39,9 @@ PrefetchOrder::Use PrefetchOrder::close_use(int unit) {
 std::vector<int> PrefetchOrder::begin_forward(int unit, ForwardKind kind) {
   // Backwards of any unit count: a checkpointed block recomputes the units inside it.
   const bool recomputes = open_backwards_ > 0 || kind == ForwardKind::recomputed;
-  const int due_before = due(unit);
+  Use use = begun(unit);
+  use.training = kind != ForwardKind::evaluation;
+  use.recomputes = recomputes;
   std::vector<int> ahead;
   // A recomputation leaves the recorded order unchanged, and its backward is next: it prefetches nothing.
   if (!recomputes) ahead = ahead_of_forward(unit);
@@ -40,10 +49,7 @@ std::vector<int> PrefetchOrder::begin_forward(int unit, ForwardKind kind) {
   // recorded forward before: max() makes one due.
   int& due = at(unit).due;
   if (kind == ForwardKind::recorded) due = recomputes ? std::max(due, 1) : due + 1;
-  open_use(unit, {.backward = false,
-                  .training = kind != ForwardKind::evaluation,
-                  .recomputes = recomputes,
-                  .due_before = due_before});
+  open_use(unit, use);
   return ahead;
 }
 
@@ -66,8 +72,10 @@ void PrefetchOrder::end_forward(int unit) {
 
 // Begins a backward. Prefetches follow the order in which forwards have ended, from the last one.
 std::vector<int> PrefetchOrder::begin_backward(int unit) {
+  Use use = begun(unit);
+  use.backward = true;
   std::vector<int> ahead = ahead_of_backward(unit);
-  open_use(unit, {.backward = true, .due_before = due(unit)});
+  open_use(unit, use);
   return ahead;
 }
 
@@ -77,9 +85,15 @@ void PrefetchOrder::end_backward(int unit) {
   cancelled_.reset();
 }
 
-// Undoes a begin: closes the use and restores due(). The order under recording keeps the unit, so a retry may
-// stop prefetching until the root's next forward.
-void PrefetchOrder::take_back(int unit) { at(unit).due = close_use(unit).due_before; }
+// Undoes a begin, so that a retry predicts and records the same. min(): the root's forward has cleared the
+// vectors, and its retry does so again.
+void PrefetchOrder::take_back(int unit) {
+  const Use use = close_use(unit);
+  at(unit).due = use.due_before;
+  recording_.resize(std::min(recording_.size(), use.recorded_before));
+  backward_at_ = std::min(ended_.size(), use.backward_before);
+  follows_order_ = use.followed_before;
+}
 
 // Ends a use that an exception has left. A lost backward leaves gradients incomplete: the step is broken
 // until reset().

@@ -44,6 +44,9 @@ class PrefetchOrder {
     bool training = true;
     bool recomputes = false;
     int due_before = 0;  // due() returns to this if the call is cancelled
+    // State of the order that take_back() restores.
+    size_t recorded_before = 0, backward_before = 0;
+    bool followed_before = false;
   };
   /// Use that ended with an exception.
   struct Cancelled {
@@ -110,6 +113,8 @@ class PrefetchOrder {
   };
   Unit& at(int unit) { return units_[static_cast<size_t>(unit)]; }
   const Unit& at(int unit) const { return units_[static_cast<size_t>(unit)]; }
+  /// Returns a use with the present state, before its begin_ changes it.
+  Use begun(int unit) const;
   void open_use(int unit, const Use& use);
   Use close_use(int unit);
   std::vector<int> ahead_of_forward(int unit);

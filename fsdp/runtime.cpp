@@ -341,13 +341,11 @@ std::string ShardRuntime::pending() const {
     if (order.due(u) > 0)
       return fmt::format("a forward of unit '{}' was recorded whose backward is still to come: {}",
                          context_->names[static_cast<size_t>(u)], context_->how_to_drop);
-  for (const ParamGroup* g : groups())
-    for (auto& p : g->params())
-      if (g->touched(p.index_in_group()))
-        return fmt::format(
-            "gradients of this step are there (parameter '{}', for one); step the optimizer or call "
-            "zero_grad() first",
-            p.name());
+  if (const Parameter* p = reached_by_backward(nullptr))
+    return fmt::format(
+        "gradients of this step are there (parameter '{}', for one); step the optimizer or call "
+        "zero_grad() first",
+        p->name());
   return "";
 }
 
@@ -373,6 +371,13 @@ void ShardRuntime::set_frozen(const std::vector<Parameter>& params, bool frozen)
 
 // Returns whether final gradients exist. Accumulated ones are not final.
 bool ShardRuntime::has_gradients() const { return units_.back()->finished() || sets_->any_ready(); }
+
+const Parameter* ShardRuntime::reached_by_backward(const UpdateSet* set) const {
+  for (const ParamGroup* g : groups())
+    for (const Parameter& p : g->params())
+      if (g->touched(p.index_in_group()) && (set == nullptr || set->holds(p))) return &p;
+  return nullptr;
+}
 
 bool ShardRuntime::comparison_due() {
   // steps_ counts weight changes and resets, so all ranks decide alike without communication.
@@ -414,10 +419,9 @@ void ShardRuntime::zero_grad(UpdateSet* set) {
     throw InvalidArgument(
         fmt::format("{}: zero_grad() inside the forward or backward of a unit", device_.label()));
   context_->require_whole_step("zero_grad()");
-  // Only a release of final gradients enters the digest that ranks compare.
-  if (set == nullptr ? has_gradients() : set->ready()) {
+  // Only a release of gradients, final or accumulated, enters the digest that ranks compare.
+  if ((set == nullptr ? has_gradients() : set->ready()) || reached_by_backward(set) != nullptr)
     note_alike(hash64(static_cast<uint64_t>(sets_->index_of(set)), "zero_grad"));
-  }
   wait_gradients();  // reductions that are queued still write what the next step fills
   for (auto& b : buckets_) b->release_gradients(set);
   for (auto& u : units_) u->release_gradients(set);
@@ -438,6 +442,8 @@ void ShardRuntime::drop_step(UpdateSet* set) {
   // The digest of uses covers one step.
   context_->log.begin_step();
 }
+
+uint64_t ShardRuntime::step() const { return context_->order.step(); }
 
 void ShardRuntime::wait_gradients() { device_.compute().wait(context_->reduced); }
 

@@ -69,9 +69,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// different numbers of steps.
   void reset_step();
 
-  /// Returns an id that changes whenever a step begins: at every WeightsChange and reset_step(). Backwards of
-  /// earlier forwards are then no longer due.
-  uint64_t step() const { return steps_; }
+  /// Returns an id that grows whenever a step begins: at every WeightsChange, reset_step() and recovered().
+  /// Backwards of earlier forwards are then no longer due. Ranks may have different ids.
+  uint64_t step() const;
 
   /// Drops gradients that are final, or still accumulated over microbatches, without a step: of `set`, or of
   /// all parameters. The next backward starts them from zero. Weights, optimizer states, forwards with a
@@ -186,6 +186,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// Runs one backward of the unit without gradients of its own.
   void empty_backward(Unit& unit);
   bool has_gradients() const;
+  /// Returns a parameter of `set` (null: of any) whose gradients, final or accumulated, are not dropped yet;
+  /// or null.
+  const Parameter* reached_by_backward(const UpdateSet* set) const;
   /// Returns why gradients of `set` (null: of any parameter) are not final.
   std::string why_not_final(const UpdateSet* set) const;
   /// Drops the step of all units; with a set, its gradients alone.
@@ -212,7 +215,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   int exceptions_before_ = std::uncaught_exceptions();
 
   uint64_t compared_ = 0;                 // steps_ when served() was last found due
-  uint64_t steps_ = 0;                    // counts changes of weights and reset_step()
+  uint64_t steps_ = 0;                    // counts changes of weights and reset_step() since recovered()
   std::unique_ptr<UpdateCount> updates_;  // for recovered()
   WeightsChange* changing_ = nullptr;     // the open one
   std::shared_ptr<UpdateSets> sets_;      // of the optimizers, which may outlive this

@@ -52,12 +52,16 @@ void Unit::unshard() {
   UnitContext& context = this->context();
   // A prefetched unit returns here; a nested use does, too.
   if (unsharded()) return;
-  context.log.add("unshard", name_);
   Stream& stream = *context.gather;
+  if (!whole_ && context.whole.has(number_)) {
+    sync();  // needs no slot, so it does not wait for one
+    // The slot's last holder was read by operations on the compute stream. The gather stream waits for the end
+    // of those operations alone, not for all of compute, so the gather overlaps the unit that computes now.
+    whole_ = context.whole.acquire(number_, stream);
+  }
+  // After acquire(): an unshard that fails by OutOfMemory and is retried is in the log once.
+  context.log.add("unshard", name_);
   sync();
-  // The slot's last holder was read by operations on the compute stream. The gather stream waits for the end
-  // of those operations alone, not for all of compute, so the gather overlaps the unit that computes now.
-  if (!whole_ && context.whole.has(number_)) whole_ = context.whole.acquire(number_, stream);
   // Groups of several dtypes share the slot of bytes, one range after the other.
   int64_t at = 0;
   for (auto& g : groups_) {
@@ -70,8 +74,9 @@ void Unit::unshard() {
     g->unshard(stream, range, context.staging);
   }
   for (Bucket* b : buckets_) b->unshard();
-  // Compute waits for this event in wait(), directly before the first use.
-  ready_ = stream.record();
+  // Compute waits for this event in wait(), directly before the first use. Without a slot nothing was queued
+  // after sync(), whose event stays: sync_ahead() may have queued the gathers of later units since.
+  if (whole_) ready_ = stream.record();
   unsharded_ = true;
 }
 

@@ -42,15 +42,16 @@ std::vector<RoleGuess> roles_of(ModuleBase& root) {
   return guess_roles(model);
 }
 
-/// Matches the name in every layer.
-std::string pattern_for(const std::string& name) {
+/// Matches the name in every layer. `dots` false: they are not escaped and match any character, which is
+/// readable.
+std::string pattern_for(const std::string& name, bool dots = false) {
+  const std::string special = dots ? "^$\\*+?()[]{}|." : "^$\\*+?()[]{}|";
   std::string pattern = "^";
   for (size_t i = 0; i < name.size(); ++i) {
     if (std::isdigit(static_cast<unsigned char>(name[i]))) {
       if (!pattern.ends_with("[0-9]+")) pattern += "[0-9]+";
     } else {
-      // Dots stay as they are: they match any character, dots included, and the rule stays readable.
-      if (std::string("^$\\*+?()[]{}|").find(name[i]) != std::string::npos) pattern += '\\';
+      if (special.find(name[i]) != std::string::npos) pattern += '\\';
       pattern += name[i];
     }
   }
@@ -74,14 +75,20 @@ class Doubts {
     if (fresh) all_.push_back({pattern, r.name, r.reason, 0});
     ++all_[it->second].count;
   }
-  std::vector<std::string> lines() const {
+  /// @param routes all, which the rules must tell apart
+  std::vector<std::string> lines(const std::vector<Route>& routes) const {
     std::vector<std::string> lines;
-    for (auto& d : all_)
-      lines.push_back(fmt::format("'{}'{}: {}; if {} hidden {}, add to RoutingOptions::rules '{}={}'",
-                                  d.first,
-                                  d.count == 1 ? "" : fmt::format(" and {} more like it", d.count - 1),
-                                  d.reason, d.count == 1 ? "it is a" : "they are",
-                                  d.count == 1 ? "matrix" : "matrices", d.pattern, name_of(hidden_)));
+    for (auto& d : all_) {
+      const std::regex regex(d.pattern);
+      const bool matches_others = std::any_of(routes.begin(), routes.end(), [&](const Route& r) {
+        return pattern_for(r.name) != d.pattern && std::regex_search(r.name, regex);
+      });
+      lines.push_back(
+          fmt::format("'{}'{}: {}; if {} hidden {}, add to RoutingOptions::rules '{}={}'", d.first,
+                      d.count == 1 ? "" : fmt::format(" and {} more like it", d.count - 1), d.reason,
+                      d.count == 1 ? "it is a" : "they are", d.count == 1 ? "matrix" : "matrices",
+                      matches_others ? pattern_for(d.first, true) : d.pattern, name_of(hidden_)));
+    }
     return lines;
   }
 
@@ -160,7 +167,7 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
     param.set_cut(r.algorithm.cut());
     routing.routes.push_back(std::move(r));
   }
-  routing.warnings = doubts.lines();
+  routing.warnings = doubts.lines(routing.routes);
   // An unused rule is most often a misspelt pattern.
   std::vector<std::string> idle;
   for (size_t i = 0; i < used.size(); ++i)

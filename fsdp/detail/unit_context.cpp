@@ -10,7 +10,7 @@ namespace sherd {
 
 void UseLog::add(const char* what, const std::string& unit) {
   // Depends on the order: each entry is hashed with the digest of those before it.
-  digest_ = hash64(digest_, what) ^ hash64(digest_, unit);
+  digest_ = hash64(hash64(digest_, what), unit);
   if (keeps_) lines_.push_back(fmt::format("{} {}", what, unit));
 }
 

@@ -253,6 +253,34 @@ TEST(PrefetchOrder, AUseThatCouldNotBeginLeavesNoTrace) {
   EXPECT_FALSE(order.broken());
 }
 
+TEST(PrefetchOrder, AUseThatCouldNotBeginAtFirstIsInTheOrderOnce) {
+  PrefetchOrder order(3, 1);
+  pass(order, {0, 1, 2});
+  const auto retried = [&](int unit, bool backward) {
+    const auto begin = [&] {
+      return backward ? order.begin_backward(unit) : order.begin_forward(unit, ForwardKind::recorded);
+    };
+    begin();
+    order.take_back(unit);
+    return begin();
+  };
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_THAT(retried(order.root(), false), ElementsAre(0));
+    for (const int u : {0, 1, 2}) {
+      EXPECT_EQ(retried(u, false), u < 2 ? Units{u + 1} : Units{});
+      order.end_forward(u);
+    }
+    order.end_forward(order.root());
+    EXPECT_THAT(order.recorded(), ElementsAre(0, 1, 2));
+    EXPECT_THAT(retried(order.root(), true), ElementsAre(2));
+    for (const int u : {2, 1, 0}) {
+      EXPECT_EQ(retried(u, true), u > 0 ? Units{u - 1} : Units{});
+      order.end_backward(u);
+    }
+    order.end_backward(order.root());
+  }
+}
+
 TEST(PrefetchOrder, AResetKeepsTheOrderOfTheLatestWholeForward) {
   PrefetchOrder order(3, 1);
   pass(order, {0, 1, 2});

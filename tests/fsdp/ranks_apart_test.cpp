@@ -320,6 +320,30 @@ TEST(RanksApart, OptimizersMustBeAlikeAndSoMustLearningRates) {
               HasSubstr("different learning rates"));
 }
 
+TEST(RanksApart, AccumulatedGradientsDroppedOnOneRankOnlyAreDetected) {
+  for (const bool alike : {true, false}) {
+    launch(2, [&](RankContext& r) {
+      Rig rig(r, {});
+      ShardRuntime& runtime = runtime_of(rig.model);
+      runtime.set_last_microbatch(false);
+      rig.forward();
+      rig.backward();
+      if (alike || r.world->rank() == 0) zero_grad(rig.model);
+      runtime.set_last_microbatch(true);
+      rig.step();  // its norm compares
+      rig.sync();
+      rig.forward();
+      rig.backward();
+      if (alike) {
+        EXPECT_NO_THROW(rig.optimizer->step(0.01));
+      } else {
+        EXPECT_THROW(rig.optimizer->step(0.01), CommError);
+      }
+      rig.sync();
+    });
+  }
+}
+
 TEST(RanksApart, AnUpdateThatTheFailureCutOffIsNotGoneOnWith) {
   std::mutex mutex;
   std::vector<std::string> texts;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "support/rig.h"
 
@@ -108,6 +109,21 @@ TEST(Runtime, StepTellsWhenAStepBegins) {
     reset_step(rig.model);
     EXPECT_NE(runtime.step(), second);
     EXPECT_NE(runtime.step(), first);
+  });
+}
+
+TEST(Runtime, StepChangesWithEveryRecovery) {
+  launch(2, [](RankContext& r) {
+    Rig rig(r, {});
+    rig.step();
+    rig.sync();
+    ShardRuntime& runtime = runtime_of(rig.model);
+    std::set<uint64_t> seen = {runtime.step()};
+    for (int i = 0; i < 3; ++i) {
+      r.world->recover();
+      runtime.recovered();
+      EXPECT_TRUE(seen.insert(runtime.step()).second) << runtime.step();
+    }
   });
 }
 

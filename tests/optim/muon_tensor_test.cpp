@@ -123,6 +123,25 @@ TEST(MuonTensorParallel, DistributedAgreesToRounding) {
   }
 }
 
+TEST(MuonTensorParallel, RanksWithOtherRestartsAreRefused) {
+  launch(2, [](RankContext& r) {
+    Pieces model(r, {.tp = 2});
+    std::vector<Muon::Item> items;
+    for (auto& [name, p] : model.named_parameters()) {
+      if (p.shape().size() < 2) continue;
+      Parameter param = p;
+      param.set_cut(CutClass::row);
+      items.push_back({param, 0.1});
+    }
+    model.wrap({});
+    MuonOptions o;
+    o.tensor = MuonTensorMode::distributed;
+    o.orthogonalize.form = IterationForm::gram;
+    o.orthogonalize.restarts = {2 + r.world->rank()};
+    EXPECT_THROW(Muon(*r.device, items, o), ShapeMismatch);
+  });
+}
+
 TEST(MuonTensorParallel, ScaleIsThatOfTheWholeMatrix) {
   // An orthogonalized [24, 5] block of 12 rows has Frobenius norm sqrt(5): the update's norm shows the scale.
   TensorRun run{.spread = {.tp = 2}, .steps = 1};

@@ -291,6 +291,25 @@ TEST(Role, OneWarningSpeaksForAllLayersAndItsRuleSettlesIt) {
   for (auto& r : settled.routes) EXPECT_EQ(r.algorithm == Algorithm::muon, r.name != "blocks.8.kernels");
 }
 
+TEST(Role, SuggestedRuleMatchesNoOtherParameter) {
+  const auto build = [](NamedParameters& model) {
+    model.add("blocks.0.norm1.linear.weight", {8, 4});
+    model.add("blocks.0.norm1.linear_weight", {8, 4});
+    model.add("blocks.1.norm1.linear.weight", {8, 4});
+  };
+  NamedParameters model;
+  build(model);
+  const std::string pattern = R"(^blocks\.[0-9]+\.norm[0-9]+\.linear\.weight$)";
+  const Routing routing = route(model);
+  ASSERT_FALSE(routing.warnings.empty());
+  EXPECT_THAT(routing.warnings[0], HasSubstr("'" + pattern + "=muon'"));
+
+  NamedParameters again;
+  build(again);
+  for (auto& r : route(again, {.rules = {{pattern, Algorithm::muon}}}).routes)
+    EXPECT_EQ(r.algorithm == Algorithm::muon, r.name != "blocks.0.norm1.linear_weight") << r.name;
+}
+
 TEST(RoutingTable, ParametersThatDifferInANumberShareALine) {
   NamedParameters model;
   model.add("tok.weight", {256, 64});

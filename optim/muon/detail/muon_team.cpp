@@ -1,6 +1,7 @@
 #include <sherd/optim/muon/detail/muon_team.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <map>
 #include <numeric>
@@ -35,6 +36,8 @@ MatrixTeamOptions team_options(const MuonOptions& o, bool refined) {
       "{} {} {} {} {} {} {} {}", static_cast<int>(o.payload), static_cast<int>(ns.working),
       static_cast<int>(o.scale), static_cast<int>(o.decay), o.scale_factor, o.momentum, ns.eps, o.nesterov);
   for (auto& [a, b, c] : ns.steps) settings += fmt::format(" {} {} {}", a, b, c);
+  // Ranks that form Gram matrices at different steps would add different matrices.
+  settings += fmt::format(" {}", fmt::join(ns.restarts, " "));
   return {.label = "muon",
           .plan = matrix_plan_options(plan_options(o)),
           .distributed = o.tensor == MuonTensorMode::distributed,

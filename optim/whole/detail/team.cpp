@@ -125,20 +125,37 @@ void MatrixTeam::sum(Stream& compute, const Tensor& t, bool cut, bool tensor) {
 }
 
 void MatrixTeam::step(Stream& compute) {
+  Messages messages;
+  try {
+    queue_step(compute, messages);
+  } catch (...) {
+    // Before the memory of messages in flight is released: later work of compute reuses it.
+    for (Stream* side : {streams_.in.get(), streams_.out.get()}) {
+      try {
+        compute.wait(side->record());
+      } catch (...) {  // a failed stream runs nothing more
+      }
+    }
+    throw;
+  }
+}
+
+void MatrixTeam::queue_step(Stream& compute, Messages& messages) {
   const auto& chunks = schedule_.exchanged;
-  InFlight arriving, leaving;
+  auto& [arriving, now, results, leaving] = messages;
   // The first chunk arrives while matrices without messages are computed.
   if (!chunks.empty()) arriving = send_in(compute, chunks[0]);
   for (auto& chunk : schedule_.local) run_local(compute, chunk);
   for (auto& chunk : schedule_.gathered) run_gathered(compute, chunk);
   for (size_t k = 0; k < chunks.size(); ++k) {
-    const InFlight now = std::move(arriving);
+    now = std::move(arriving);
     // Chunk k + 1 arrives while chunk k is computed, and the results of chunk k - 1 are received before
     // its update.
     if (k + 1 < chunks.size()) arriving = send_in(compute, chunks[k + 1]);
-    InFlight results = send_out(compute, chunks[k], now);
+    results = send_out(compute, chunks[k], now);
     if (k > 0) finish(compute, chunks[k - 1], std::move(leaving));
     leaving = std::move(results);
+    now = {};
   }
   if (!chunks.empty()) finish(compute, chunks.back(), std::move(leaving));
 }

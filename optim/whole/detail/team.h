@@ -102,6 +102,11 @@ class MatrixTeam {
     Tensor send, recv;
     Event arrived;
   };
+  /// Messages of a step. They outlive an exception in it, until compute waits for their arrival.
+  struct Messages {
+    InFlight arriving, now, results, leaving;
+  };
+  void queue_step(Stream& compute, Messages& messages);
   int64_t chunk_elements() const;
   void settle_transient_bytes();
   void check_fingerprints(const MatrixWork& work);
