@@ -15,6 +15,7 @@
 # TERM and HUP end the running step with all its programs, list the others as not run, and leave both files, too. The
 # exit code is 1 when anything failed or nothing passed, 2 for a wrong call, 128 and the signal's number after a signal.
 # GPU_CHECK_DEVICE=cpu tries the script itself without a GPU; GPU_CHECK_BIN=DIR has it run the programs there.
+# GPU_CHECK_TORCH=DIR, the folder of a PyTorch for CUDA (site-packages/torch), builds libtorch_gpt for the step libtorch.
 set -uo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)

@@ -9,11 +9,15 @@ find_nvcc() {
 # Test programs for a real GPU; those of the emulation are not.
 gpu_test_targets() { cmake --build "$1" --target help 2>/dev/null | grep -oE '\btest_cuda[a-z_]*' | grep -v cuda_host | sort -u; }
 
-# configure FOLDER FLAGS...: programs for any machine with a GPU. MPI is not part of what travels.
+# configure FOLDER FLAGS...: programs for any machine with a GPU. MPI is not part of what travels. With GPU_CHECK_TORCH, the
+# folder of a PyTorch for CUDA, libtorch_gpt is one of them; PyTorch's libraries stay where they are.
 configure() {
+  local torch=(-DSHERD_TORCH=OFF)
+  [ -z "${GPU_CHECK_TORCH:-}" ] || torch=(-DSHERD_TORCH=ON "-DSHERD_TORCH_DIR=$GPU_CHECK_TORCH" -DSHERD_TORCH_CUDA=ON)
   find_nvcc
-  attend 0 cmake --preset cuda -B "$1" -DSHERD_PORTABLE=ON -DSHERD_MPI=OFF "${@:2}" >/dev/null
+  attend 0 cmake --preset cuda -B "$1" -DSHERD_PORTABLE=ON -DSHERD_MPI=OFF "${torch[@]}" "${@:2}" >/dev/null
 }
+programs() { echo train_gpt sherd_tool sherd_bench ${GPU_CHECK_TORCH:+libtorch_gpt} $(gpu_test_targets "$1"); }
 
 build() {
   cd "$root" || return
@@ -21,7 +25,7 @@ build() {
   make_data "$data"
   [ -z "${GPU_CHECK_BIN:-}" ] || return 0
   configure build/cuda &&
-    attend 0 cmake --build build/cuda --target train_gpt sherd_tool sherd_bench $(gpu_test_targets build/cuda)
+    attend 0 cmake --build build/cuda --target $(programs build/cuda)
 }
 
 # A megabyte of text that is the same everywhere.
@@ -42,7 +46,7 @@ pack() {
     attend 0 scripts/install_cuda_extras.sh || echo "packing without attention by cuDNN" >&2
     configure "$build" -DCMAKE_CUDA_ARCHITECTURES="$2" || return
   fi
-  local targets=(train_gpt sherd_tool sherd_bench $(gpu_test_targets "$build"))
+  local targets=($(programs "$build"))
   attend 0 cmake --build "$build" --target "${targets[@]}" || return
   stage=$(mktemp -d "${TMPDIR:-/tmp}/gpu_check.XXXXXX") || return
   mkdir -p "$target" "$stage/bin" "$stage/lib"
@@ -51,6 +55,7 @@ pack() {
   strip "$stage"/bin/*
   # What has no static archive and is not of the C library, CUDA or NCCL.
   for library in $(ldd "$stage"/bin/* | awk '$3 ~ /^\// {print $3}' | sort -u); do
+    [ -z "${GPU_CHECK_TORCH:-}" ] || [ "${library#"$(dirname "$GPU_CHECK_TORCH")"}" = "$library" ] || continue
     case $(basename "$library") in
       libc.so* | libm.so* | libdl.so* | librt.so* | libpthread.so* | ld-linux* | libcu* | libnv* | libnccl*) ;;
       *) cp -L "$library" "$stage/lib/" ;;
@@ -81,6 +86,6 @@ unpack() {
 print(":".join(d for p in site.getsitepackages() + sys.path[1:] for d in glob.glob(p + "/nvidia/*/lib")))' 2>/dev/null)
   export LD_LIBRARY_PATH=$wheels:/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   local missing
-  missing=$(ldd "$bin"/* 2>/dev/null | grep 'not found' | sort -u)
+  missing=$(ldd "$bin"/* 2>/dev/null | grep 'not found' | grep -vE 'libtorch|libc10' | sort -u)
   [ -z "$missing" ] || { echo "libraries are missing:"$'\n'"$missing" >&2; return 1; }
 }

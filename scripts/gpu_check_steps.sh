@@ -29,6 +29,7 @@ bench_torch             bench      30  240  torch_figures
 nccl_four_processes     nccl       60  180  nccl_four_processes
 muon_against_adamw      training   90  180  muon_against_adamw
 nccl_lost_rank          nccl       50  150  nccl_lost_rank
+libtorch                training   40  150  libtorch_losses
 timeline                training   12   60  timeline
 sanitizers              sanitizer 150  300  sanitizers
 END

@@ -6,12 +6,12 @@ set -uo pipefail
 
 skip() { echo "figure: $*"; exit 77; }
 
-# A run of train_gpt: run NAME FLAGS... writes metrics to logs/NAME.jsonl.
+# A run of train_gpt, or of $program: run NAME FLAGS... writes metrics to logs/NAME.jsonl.
 run() {
   local name=$1 text=(--data "$data")
   shift
   [[ " $* " != *" --tokens "* ]] || text=()
-  "$bin/train_gpt" "${text[@]}" --metrics "$work/logs/$name.jsonl" --quiet "$@"
+  "$bin/${program:-train_gpt}" "${text[@]}" --metrics "$work/logs/$name.jsonl" --quiet "$@"
 }
 small="--dim 128 --layers 4 --heads 4 --seq 128 --batch 16 --steps 20"
 
@@ -308,6 +308,15 @@ muon_against_adamw() {
     awk -v muon="$(median "muon_$turn" step_ms)" -v adamw="$(median "adamw_$turn" step_ms)" -v size="$size" 'BEGIN {
       printf "figure: %s: a step of Muon %.1f ms, of AdamW %.1f ms: %.3f\n", size, muon, adamw, muon / adamw }'
   done
+}
+
+# Losses of a libtorch model on the GPU and on the CPU, with the libraries of the PyTorch that python3 has.
+libtorch_losses() {
+  local program=libtorch_gpt torch size="--steps 6 --batch 4 --seq 64"
+  [ -x "$bin/$program" ] || skip "there is no $program: GPU_CHECK_TORCH was not set when the programs were built"
+  torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))') || skip "python3 has no PyTorch"
+  export LD_LIBRARY_PATH=$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  run torch_cpu $size && run "torch_$device" $size --device "$device" && same "torch_$device" torch_cpu 1e-4
 }
 
 timeline() {

@@ -6,7 +6,8 @@ root=$1
 box=$(mktemp -d)
 trap 'rm -rf "$box"' EXIT
 mkdir -p "$box/bin" "$box/tmp"
-export box TMPDIR=$box/tmp GPU_CHECK_DEVICE=cpu GPU_CHECK_BIN=$box/bin
+python=$(command -v python3)
+export box python TMPDIR=$box/tmp GPU_CHECK_DEVICE=cpu GPU_CHECK_BIN=$box/bin
 failed=0
 expect() { # expect FILE PATTERN
   grep -qE -- "$2" "$1" || { echo "no '$2' in $1:"; cat "$1"; failed=1; }
@@ -19,6 +20,11 @@ while [ $# -gt 0 ]; do
   shift
 done
 . "$box/stay"
+END
+cp "$box/bin/train_gpt" "$box/bin/libtorch_gpt"
+cat >"$box/bin/python3" <<'END'
+#!/usr/bin/env bash
+case $* in *torch.__file__*) echo "$box/torch" ;; *'import torch'*) exit 1 ;; *) exec "$python" "$@" ;; esac
 END
 cat >"$box/bin/sherd" <<'END'
 #!/usr/bin/env bash
@@ -66,6 +72,13 @@ expect "$box/none/summary.txt" 'no GPU'
 # One step alone.
 "$root/scripts/gpu_check.sh" --only runs_repeat --out "$box/one" >/dev/null 2>&1 || { echo "--only failed"; failed=1; }
 expect "$box/one/summary.txt" '^1 passed, 0 skipped, 0 failed'
+
+# A libtorch model, where it was built and python3 has PyTorch.
+PATH=$box/bin:$PATH "$root/scripts/gpu_check.sh" --only libtorch --out "$box/torch_run" >/dev/null 2>&1 || { echo "libtorch failed"; failed=1; }
+expect "$box/torch_run/summary.txt" 'losses of torch_cpu and torch_cpu: at most 0 apart in 1 steps'
+rm "$box/bin/libtorch_gpt"
+PATH=$box/bin:$PATH "$root/scripts/gpu_check.sh" --only libtorch --out "$box/no_torch" >/dev/null 2>&1
+expect "$box/no_torch/summary.txt" 'there is no libtorch_gpt'
 
 # Runs that are ended in the middle of a step, whose programs stay for a minute and write their numbers into `pids`:
 #   ended NAME STEPS PROGRAMS SIGNAL WHOM: to the script alone, or to it and all of its group, as Ctrl-C does
