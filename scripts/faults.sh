@@ -202,6 +202,7 @@ one_run() {
   victim=${victims[RANDOM % (${#victims[@]} > 0 ? ${#victims[@]} : 1)]:-}
   [[ -z $victim || -z $(alive "$victim") ]] && kind=late  # it was over before
   before=$(steps_in "$scratch/run.metrics")
+  before=${before:-0}
   for at in "${victims[@]}"; do [[ $at == "$victim" ]] || survivors+=("$at"); done
   committed=$(newest_in "$folder")
   rank=$(tr '\0' '\n' <"/proc/$victim/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p') 2>/dev/null

@@ -210,9 +210,9 @@ class Start {
     return report.kind == RankReport::Kind::killed && report.value != SIGTERM;
   }
 
-  // Ranks that have just begun wait in MPI_Init for one that was killed, and have nothing to report.
+  // Before their first step ranks may wait in MPI_Init for one that was killed, and cannot report anything.
   Clock::duration grace_after(const RankReport& report) const {
-    if (!was_killed(report)) return options_.grace;
+    if (!was_killed(report) || options_.progressed()) return options_.grace;
     return std::min<Clock::duration>(options_.grace,
                                      std::max<Clock::duration>(kShortestGrace, Clock::now() - out_.at));
   }

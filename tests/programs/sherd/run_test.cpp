@@ -132,6 +132,23 @@ TEST_F(Run, AKilledKeeperCostsItsRankAndIsNamed) {
                             "[0-9]+ on [^)]*\\) was killed by signal 9 \\(Killed\\) after [0-9.]+ s"));
 }
 
+TEST_F(Run, AfterAStepTheOthersHaveTheWholeGraceToReportAKilledRank) {
+  program(R"(
+[[ $start == 2 ]] && exit 0
+if [[ $rank == 1 ]]; then
+  until [[ -s $here/metrics ]]; do sleep 0.05; done
+  kill -KILL $$
+fi
+echo '{"step": 1, "loss": 1}' >$here/metrics
+sleep 4
+echo 'rank 1 is gone' >&2
+exit 1)");
+  const Finished f = run("--nproc 2 --grace 60", "--metrics " + (folder_ / "metrics"));
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err, AllOf(HasSubstr("rank 1 is gone"),
+                           ContainsRegex("start 2 of .* because rank 1 [^:]* was killed")));
+}
+
 TEST_F(Run, ARankThatDoesNotBeginWithTheOthersIsNamed) {
   std::string misses = kLauncher;
   misses.insert(misses.find("  OMPI_COMM_WORLD_RANK"),
