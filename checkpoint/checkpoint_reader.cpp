@@ -9,6 +9,7 @@
 #include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/format/detail/piece_index.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -22,7 +23,7 @@ Manifest read_manifest(const fs::path& path, FileSystem& files) {
   try {
     return decode_manifest(bytes);
   } catch (const CorruptCheckpoint& e) {
-    throw CorruptCheckpoint(fmt::format("'{}': {}", path.string(), e.what()));
+    throw CorruptCheckpoint(fmt::format("'{}': {}", printable(path.string(), std::string::npos), e.what()));
   }
 }
 

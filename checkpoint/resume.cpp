@@ -8,6 +8,7 @@
 
 #include <sherd/checkpoint/detail/compare_copies.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
+#include <sherd/kernels/device/printable.h>
 #include <sherd/kernels/random/random.h>
 
 namespace sherd {
@@ -38,7 +39,7 @@ std::vector<std::string> candidates(const std::filesystem::path& given, FileSyst
   const auto refuse = [&](const char* why) {
     throw IoError(fmt::format(
         "cannot resume from '{}': {}; name a checkpoint (step_XXXXXXXX) or the folder they were saved in",
-        given.string(), why));
+        printable(given.string(), std::string::npos), why));
   };
   const auto path = bare(given);
   const FileSystem::Kind kind = files.kind(path);
@@ -158,7 +159,8 @@ Resumed resume(const std::filesystem::path& path, ModuleBase& root, const std::v
       resumed.skipped.push_back(e.what());
     }
   }
-  throw CorruptCheckpoint(fmt::format("cannot resume: no checkpoint in '{}' can be used: {}", path.string(),
+  throw CorruptCheckpoint(fmt::format("cannot resume: no checkpoint in '{}' can be used: {}",
+                                      printable(path.string(), std::string::npos),
                                       fmt::join(resumed.skipped, "; ")));
 }
 

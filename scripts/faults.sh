@@ -3,8 +3,9 @@
 # bits of an undisturbed run resumed from the same checkpoint on the same ranks?
 #   scripts/faults.sh [RUNS]                   (20)
 #   BUILD=build/release RANKS=3 SEED=N LIMIT=120 KINDS="stopped network" scripts/faults.sh 100      (KINDS: those alone)
-# A fault strikes one random rank (of RANKS), or all of the run, at a random instant after its first step:
+# A fault strikes one random rank (of RANKS), or all of the run, at a random instant after its first step, if nothing else is said:
 #   killed    SIGKILL
+#   keeper    SIGKILL of the rank's keeper (`sherd run --keep-rank`) in the first 1.2 s of the start, mostly before MPI_Init is done
 #   stopped   SIGSTOP for ever: the others' waits time out (--comm-timeout), and it must never commit anything
 #   delayed   SIGSTOP for less than that: nothing may happen at all
 #   throws    it cannot open files any more, so its next save throws, with --save-failure stop
@@ -51,7 +52,7 @@ clean_up() {
 }
 trap clean_up EXIT
 mkdir "$scratch/disk"
-kinds=(killed stopped delayed throws exported)
+kinds=(killed keeper stopped delayed throws exported)
 if mount -t tmpfs -o size=64m tmpfs "$scratch/disk" 2>/dev/null; then
   mounted=yes
   kinds+=(disk room)
@@ -90,15 +91,31 @@ seq 1 4000 | awk '{ x = (x * 1103515245 + 12345) % 2147483648; printf "%s%s", su
   >"$scratch/text"
 batch=$((12 * ranks))
 steps=${STEPS:-400}
-model=(--data "$scratch/text" --dim 32 --layers 2 --heads 2 --seq 32 --batch $batch --seed 5 --threads 1 --quiet
+model=(--data "$scratch/text" --dim 32 --layers 2 --heads 2 --seq 32 --batch "$batch" --seed 5 --threads 1 --quiet
   --optimizer muon --strategy zero3 --measure-peak false --steps "$steps")
 
-# Processes below $1 that run train_gpt.
+# Processes below $1, parents first.
+all_below() {
+  local children child
+  read -ra children < <(cat /proc/"$1"/task/*/children 2>/dev/null | tr '\n' ' ')
+  for child in "${children[@]}"; do
+    echo "$child"
+    all_below "$child"
+  done
+}
+# Those that run train_gpt.
 ranks_below() {
-  local child
-  for child in $(cat /proc/"$1"/task/*/children 2>/dev/null); do
-    [[ $(readlink "/proc/$child/exe") == "$train_gpt" ]] && echo "$child"
-    ranks_below "$child"
+  local process
+  for process in $(all_below "$1"); do [[ $(readlink "/proc/$process/exe") == "$train_gpt" ]] && echo "$process"; done
+}
+# Keepers below $1; what a keeper has forked has the same command line, and a keeper as its parent.
+keepers_below() {
+  local process parent
+  keeps() { tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline" | grep -q -- '^[^ ]*sherd run --keep-rank '; }
+  for process in $(all_below "$1"); do
+    keeps "$process" || continue
+    parent=$(sed -n 's/^PPid:\t//p' "/proc/$process/status" 2>/dev/null)
+    [[ -z $parent ]] || keeps "$parent" || echo "$process"
   done
 }
 # The same of all hosts: Open MPI's daemons there are not children of this shell.
@@ -108,10 +125,10 @@ ranks_on_hosts() {
     [[ $(readlink "$process/exe") == "$train_gpt" ]] && echo "${process#/proc/}"
   done
 }
-# Those of the processes $@ that still run train_gpt.
+# Those of the processes $@ that still run train_gpt, or keep a rank.
 alive() {
   local process
-  for process in "$@"; do [[ $(readlink "/proc/$process/exe") == "$train_gpt" ]] && echo "$process"; done
+  for process in "$@"; do [[ $(readlink "/proc/$process/exe") =~ ^("$train_gpt"|"$sherd")$ ]] && echo "$process"; done
 }
 # The step of the newest checkpoint in folder $1; 0 without one.
 newest_in() {
@@ -140,7 +157,7 @@ same_bits() {
 declare -A tried hung lost times
 one_run() {
   local number=$1 kind=$2 folder=$scratch/run job begun at death before verdict=well seconds=- victims victim host restored
-  local survivors=() over=- committed first rank named on_failure=stop again_from='start 2 of' weights=$scratch/run.weights more=()
+  local survivors=() over=- committed first rank named most on_failure=stop again_from='start 2 of' weights=$scratch/run.weights more=()
   [[ $kind == disk || $kind == room ]] && folder=$scratch/disk/run
   [[ $kind == room ]] && on_failure=warn
   # Behind the export something is left to do.
@@ -151,11 +168,13 @@ one_run() {
     start=("$hosts" launcher "$sherd" run --hosts "$(seq -s, -f 'host%g:1' 1 "$ranks")" --remote-shell "$SHERD_HOSTS_AGENT")
     find=ranks_on_hosts
   fi
-  local command=("${start[@]}" --nproc "$ranks" --max-restarts 20 --grace 6 -- "$train_gpt" "${model[@]}" --comm mpi
-    --comm-timeout 5 --save "$folder" --save-every 10 --async-save --save-failure $on_failure --metrics "$scratch/run.metrics"
+  [[ $kind == keeper ]] && find=keepers_below
+  local command=("${start[@]}" --nproc "$ranks" --max-restarts 20 --grace 6 --begin-within 20 -- "$train_gpt" "${model[@]}" --comm mpi
+    --comm-timeout 5 --save "$folder" --save-every 10 --async-save --save-failure "$on_failure" --metrics "$scratch/run.metrics"
     --export-weights "$weights" "${more[@]}")
   # as_job HOST RESTARTS: the command as a job of a batch system. It becomes the process that is started.
   as_job() {
+    # shellcheck disable=SC2016  # the inner shell expands them
     SLURM_JOB_ID=77 SLURM_RESTART_COUNT=$2 LD_PRELOAD=$scratch/nfs.so \
       exec unshare --uts bash -c 'hostname "$0"; exec "$@"' "$1" "${command[@]}"
   }
@@ -166,23 +185,30 @@ one_run() {
   fi
   job=$!
   begun=$SECONDS
-  until [[ $(steps_in "$scratch/run.metrics") -gt 0 ]] || ! kill -0 $job 2>/dev/null || ((SECONDS - begun > limit)); do sleep 0.02; done
+  # is_at CONDITION...: it holds, or the run is over, or takes too long
+  is_at() { "$@" || ! kill -0 $job 2>/dev/null || ((SECONDS - begun > limit)); }
+  has_steps() { [[ $(steps_in "$scratch/run.metrics") -gt 0 ]]; }
+  [[ $kind == keeper ]] || until is_at has_steps; do sleep 0.02; done
   if [[ $kind == exported ]]; then
-    until [[ -e $weights ]] || ! kill -0 $job 2>/dev/null || ((SECONDS - begun > limit)); do sleep 0.02; done
+    until is_at test -e "$weights"; do sleep 0.02; done
   else
-    # A disk that fills up after the last save does not cause a fault.
-    sleep "$(awk -v r=$RANDOM -v most=$([[ $kind == room ]] && echo 0.5 || echo 3) 'BEGIN { printf "%.3f", most * r / 32768 }')"
+    # A disk that fills up after the last save does not cause a fault. MPI_Init is done early in the 1.2 s.
+    case $kind in keeper) most='1.2 * r' ;; room) most=0.5 ;; *) most=3 ;; esac
+    sleep "$(awk -v r="$RANDOM" "BEGIN { r /= 32768; printf \"%.3f\", $most * r }")"
   fi
-  mapfile -t victims < <($find $job)
+  has_victims() { mapfile -t victims < <($find $job) && ((${#victims[@]} > 0)); }
+  [[ $kind == keeper ]] && until is_at has_victims; do sleep 0.02; done
+  has_victims
   victim=${victims[RANDOM % (${#victims[@]} > 0 ? ${#victims[@]} : 1)]:-}
   [[ -z $victim || -z $(alive "$victim") ]] && kind=late  # it was over before
   before=$(steps_in "$scratch/run.metrics")
+  before=${before:-0}
   for at in "${victims[@]}"; do [[ $at == "$victim" ]] || survivors+=("$at"); done
   committed=$(newest_in "$folder")
   rank=$(tr '\0' '\n' <"/proc/$victim/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p') 2>/dev/null
   death=$(now)
   case $kind in
-    killed | exported) kill -KILL "$victim" ;;
+    killed | keeper | exported) kill -KILL "$victim" ;;
     requeued)
       kill -KILL $job
       wait $job 2>/dev/null
@@ -254,7 +280,10 @@ one_run() {
     [[ -d $weights ]] && weights+=model.safetensors
     if [[ $code == 0 ]] && ! same_bits "$weights" "$folder" "$step" "$on"; then verdict="lost (other bits)"; fi
     if [[ $kind =~ ^(delayed|room)$ && $starts != 1 ]]; then verdict="lost ($starts starts)"; fi
-    if [[ $kind =~ ^(killed|exported)$ && $starts == 1 ]]; then verdict="lost (nobody saw it)"; fi
+    if [[ $kind =~ ^(killed|keeper|exported)$ && $starts == 1 ]]; then verdict="lost (nobody saw it)"; fi
+    if [[ $kind == keeper ]] && ! grep -qE "start 2 of .*because (only [0-9]+ ranks began, )?rank $rank\\b" "$scratch/run.err"; then
+      verdict="lost (rank $rank is not named)"
+    fi
     first=$(sed -n "/$again_from/,\$ s/.*start [0-9]* of .* from step \([0-9]*\).*/\1/p" "$scratch/run.err" | head -1)
     if ((starts > 1 && ${first:-0} < committed)); then verdict="lost (step $committed was committed, but it went on from ${first:-0})"; fi
     # Of the start that was struck: lines of its ranks that name the one that failed as another than their own.
@@ -280,8 +309,10 @@ for ((n = 1; n <= runs; ++n)); do one_run $n "${kinds[RANDOM % ${#kinds[@]}]}"; 
 bad=0
 printf '\n%-8s %6s %6s %6s %10s %10s\n' fault tried hung lost 'median s' 'worst s'
 for kind in "${!tried[@]}"; do
-  printf '%-8s %6d %6d %6d %10s %10s\n' "$kind" "${tried[$kind]}" "${hung[$kind]:-0}" "${lost[$kind]:-0}" \
-    $(tr ' ' '\n' <<<"${times[$kind]:-}" | grep . | sort -n | awk '{ t[NR] = $1 } END { print NR ? t[int((NR + 1) / 2)] : "-", NR ? t[NR] : "-" }')
+  sorted=() median=- worst=-
+  [[ -z ${times[$kind]:-} ]] || mapfile -t sorted < <(tr ' ' '\n' <<<"${times[$kind]% }" | sort -n)
+  ((${#sorted[@]} == 0)) || median=${sorted[(${#sorted[@]} - 1) / 2]} worst=${sorted[-1]}
+  printf '%-8s %6d %6d %6d %10s %10s\n' "$kind" "${tried[$kind]}" "${hung[$kind]:-0}" "${lost[$kind]:-0}" "$median" "$worst"
   bad=$((bad + ${hung[$kind]:-0} + ${lost[$kind]:-0}))
 done
 echo "seed $SEED: $runs runs, $bad hung or lost"

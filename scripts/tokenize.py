@@ -6,6 +6,8 @@ Examples:
   scripts/tokenize.py --tokenizer gpt2/tokenizer.json --format megatron --append-eos --valid-share 0.01 \\
       --out corpus corpus.jsonl
   zcat crawl.jsonl.gz | scripts/tokenize.py --tokenizer tokenizer.json --format llmc --jsonl --out train.bin -
+  train_gpt --model llama --sample-only --sample 100 \\
+      --prompt-tokens "$(scripts/tokenize.py --tokenizer llama --prompt 'Once upon a time')"
 
 A line of a .jsonl file is a document, its text the member --key; any other file is one document. Documents follow each
 other in the order of the files. Files are read and written piece by piece, so their size does not matter; what is
@@ -192,12 +194,14 @@ def cuts_change_tokens(tokenizer):
 
 def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("files", nargs="+", metavar="FILE", help="text or .jsonl, UTF-8; - is standard input")
+    p.add_argument("files", nargs="*", metavar="FILE", help="text or .jsonl, UTF-8; - is standard input")
     p.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or the folder it is in")
     p.add_argument("--format", default="llmc", choices=("u16", "u32", "llmc", "megatron"),
                    help="u16, u32: tokens and nothing else; llmc and megatron (.bin with .idx) choose 16 bits where "
                         "the vocabulary allows it (default: llmc, which --tokens reads without --token-format)")
-    p.add_argument("--out", required=True, metavar="FILE", help="what to write; of megatron without .bin and .idx")
+    p.add_argument("--out", metavar="FILE", help="what to write; of megatron without .bin and .idx")
+    p.add_argument("--prompt", metavar="TEXT", help="print this text's tokens for train_gpt's --prompt-tokens, without FILE "
+                                                    "and --out")
     p.add_argument("--append-eos", action="store_true", help="end each document with the end-of-text token")
     p.add_argument("--eos", metavar="TOKEN", help=f"its spelling (default: the first of {' '.join(END_NAMES)})")
     p.add_argument("--jsonl", action="store_true", help="files are JSON lines whatever their names")
@@ -208,6 +212,10 @@ def parse():
     p.add_argument("--seed", type=int, default=0, help="of that choice (default: 0)")
     p.add_argument("--quiet", action="store_true", help="no progress")
     arguments = p.parse_args()
+    if arguments.prompt is None and not (arguments.files and arguments.out):
+        p.error("FILE and --out are missing; give both, or --prompt")
+    if arguments.prompt is not None and (arguments.files or arguments.out):
+        p.error("--prompt prints tokens and writes no file: leave FILE and --out out")
     if not 0 <= arguments.valid_share < 1:
         p.error(f"--valid-share {arguments.valid_share}: must be at least 0 and below 1")
     if arguments.eos and not arguments.append_eos:
@@ -228,6 +236,9 @@ def main():
         fail(f"cannot read the tokenizer '{path}': {error}")
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    if arguments.prompt is not None:
+        print(*tokenizer.encode(arguments.prompt).ids, sep=",")
+        return
     eos = end_of_text(tokenizer, arguments)
     vocab = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
     outputs = [Output(arguments.out, arguments.format, vocab)]

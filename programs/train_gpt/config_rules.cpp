@@ -210,10 +210,13 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
     problems.push_back(fmt::format("{}: --model {} has sizes of its own", fmt::join(own, ", "), c.model));
   if (!c.model.empty() && c.sample_bytes() > 0 && c.prompt_tokens.empty())
     problems.push_back(
-        "--sample: of a --model begins with tokens; give --prompt-tokens (a text's, by scripts/tokenize.py)");
+        "--sample: of a --model begins with tokens; give --prompt-tokens LIST (a text's, by "
+        "scripts/tokenize.py --prompt)");
   if (!c.model.empty() && !c.prompt.empty())
     problems.push_back(
-        "--prompt: text is not made into tokens here; give --prompt-tokens, by scripts/tokenize.py");
+        "--prompt: text for a --model is not encoded here; give --prompt-tokens \"$(scripts/tokenize.py "
+        "--tokenizer "
+        "tokenizer.json --prompt TEXT)\"");
   if (given.flags.has("sequence_parallel") && c.sequence_parallel && c.tp == 1)
     problems.push_back(
         "--sequence-parallel: rows are split over the ranks of --tp, of which there is one; give --tp N");

@@ -47,6 +47,9 @@ constexpr int kFailure = 1, kUsage = 2;
 // for room on the disk before it starts one again that could not save.
 constexpr int kForGood = 3, kUnsaved = 4;
 
+// A name from outside, as `sherd ckpt` shows it.
+std::string in_one_line(const std::string& name) { return sherd::printable(name, std::string::npos); }
+
 int told_to_supervisor(int code) { return std::getenv("SHERD_RUN") != nullptr ? code : kFailure; }
 
 void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
@@ -76,26 +79,26 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
 
 void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output& out) {
   const sherd::Resumed& resumed = *trainer.resumed();
+  const std::string from = in_one_line(resumed.path.string());
   const auto list = [](const std::vector<std::string>& names) {
-    return fmt::format("{}", fmt::join(names, ", "));
+    return in_one_line(fmt::format("{}", fmt::join(names, ", ")));
   };
-  for (const std::string& reason : resumed.skipped) warn("passed over: " + reason);
-  if (!resumed.skipped.empty()) warn("resuming " + resumed.path.string());
+  for (const std::string& reason : resumed.skipped) warn("passed over: " + in_one_line(reason));
+  if (!resumed.skipped.empty()) warn("resuming " + from);
   const auto& report = resumed.report;
   if (!report.started_anew.empty()) warn("state that starts from zero: " + list(report.started_anew));
   if (!report.left_out.empty()) warn("state that was left out: " + list(report.left_out));
   for (const std::string& line : trainer.differences()) warn(line);
-  if (!out.inherited.empty()) out.say("settings from the checkpoint: {}\n", fmt::join(out.inherited, ", "));
+  if (!out.inherited.empty()) out.say("settings from the checkpoint: {}\n", list(out.inherited));
   if (config.resume_parts == "model") {
-    out.say("weights from {}\n\n", resumed.path.string());
+    out.say("weights from {}\n\n", from);
     return;
   }
   if (config.eval_only || config.sample_only) {
-    out.say("weights after {} steps from {}\n\n", trainer.step(), resumed.path.string());
+    out.say("weights after {} steps from {}\n\n", trainer.step(), from);
     return;
   }
-  out.say("resumed from {}: {} steps are done, of {}\n\n", resumed.path.string(), trainer.step(),
-          config.steps);
+  out.say("resumed from {}: {} steps are done, of {}\n\n", from, trainer.step(), config.steps);
   if (trainer.step() >= config.last_step()) out.say("nothing is left to train\n");
 }
 
@@ -119,7 +122,7 @@ void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::s
                      rest));
   } else {
     out.say("{}: stopped after step {}; --resume {} continues from there{}\n", why, trainer.step(),
-            config.save, rest);
+            in_one_line(config.save), rest);
   }
 }
 
@@ -224,14 +227,14 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
     const bool written = trainer.export_weights();
     if (out)
       out->say("{} {}\n", written ? "weights written to" : "weights not written again, complete in",
-               config.export_weights);
+               in_one_line(config.export_weights));
   }
   if (!config.export_hf.empty()) {
     doing = "writing the model's folder";
     const bool written = trainer.export_folder();
     if (out)
       out->say("{} {}\n", written ? "model written to" : "model not written again, complete in",
-               config.export_hf);
+               in_one_line(config.export_hf));
   }
   if (config.sample_bytes() > 0) {
     doing = "sampling";

@@ -51,6 +51,12 @@ def main():
         whole = [t for d in documents for t in d]
         common = [*tokenizer, "--append-eos", "--key", "body", *files]
 
+        # As the refusal of train_gpt's --prompt says.
+        said = run(*tokenizer, "--prompt", "Once, ä")
+        assert said == ",".join(map(str, byte_level.encode("Once, ä").ids)) + "\n", said
+        run(*tokenizer, "--prompt", "a", "--out", folder / "none", code=2)
+        run(*tokenizer, "--out", folder / "none", code=2)
+
         run(*common, "--format", "u16", "--out", folder / "u16")
         assert tokens((folder / "u16").read_bytes(), "H") == whole
         run(*common, "--format", "u32", "--out", folder / "u32")

@@ -12,19 +12,38 @@
 namespace sherd {
 namespace {
 
-constexpr int kPlaces = 6;
+constexpr size_t kPlaces = 9;
 
-/// In millionths; -1 when `text` is not a decimal of at most 6 places and 9 digits before them.
-int64_t decimal(std::string_view text) {
+/// In billionths; -1 when `text` is not a decimal. @throws InvalidArgument for one of too many digits.
+int64_t decimal(std::string_view text, std::string_view list, std::string_view flag) {
   const size_t point = text.find('.');
   const std::string_view whole = text.substr(0, point),
                          places = point == std::string_view::npos ? "" : text.substr(point + 1);
-  if (whole.size() + places.size() == 0 || whole.size() > 9 || places.size() > kPlaces) return -1;
   std::string digits(whole);
   digits += places;
-  digits.append(kPlaces - places.size(), '0');
-  if (!std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; })) return -1;
-  return std::stoll(digits);
+  if (digits.empty() || digits.find_first_not_of("0123456789") != digits.npos) return -1;
+  if (whole.size() > kPlaces || places.size() > kPlaces)
+    throw InvalidArgument(fmt::format(
+        "{} '{}': the weight {} has more than {} digits before or after the point; use fewer, or write '\\:' "
+        "for a colon of the name",
+        flag, list, text, kPlaces));
+  return std::stoll(digits.append(kPlaces - places.size(), '0'));
+}
+
+/// A name with '\,' for each comma and '\:' for a colon.
+std::string unescaped(std::string_view name) {
+  std::string path;
+  for (size_t i = 0; i < name.size(); ++i)
+    if (name[i] != '\\' || i + 1 == name.size() || (name[i + 1] != ',' && name[i + 1] != ':'))
+      path += name[i];
+  return path;
+}
+
+/// The end of the entry that begins at `begin`.
+size_t end_of_entry(std::string_view list, size_t begin) {
+  size_t end = list.find(',', begin);
+  while (end != list.npos && end > begin && list[end - 1] == '\\') end = list.find(',', end + 1);
+  return std::min(end, list.size());
 }
 
 /// What all weights are divided by to become shares; 0 without weights.
@@ -73,15 +92,18 @@ std::vector<TokenPath> parse_token_list(std::string_view list, std::string_view 
   std::vector<TokenPath> paths;
   size_t weights = 0;
   for (size_t begin = 0; begin <= list.size();) {
-    const size_t end = std::min(list.find(',', begin), list.size());
+    const size_t end = end_of_entry(list, begin);
     const std::string_view entry = list.substr(begin, end - begin);
     begin = end + 1;
     const size_t colon = entry.rfind(':');
-    const int64_t weight = colon == std::string_view::npos ? -1 : decimal(entry.substr(colon + 1));
-    const std::string_view path = weight < 0 ? entry : entry.substr(0, colon);
+    const bool weighted = colon != entry.npos && (colon == 0 || entry[colon - 1] != '\\');
+    const int64_t weight = weighted ? decimal(entry.substr(colon + 1), list, flag) : -1;
+    const std::string path = unescaped(weight < 0 ? entry : entry.substr(0, colon));
     if (path.empty())
-      throw InvalidArgument(
-          fmt::format("{} '{}': an entry names no file; it is FILE[:WEIGHT][,FILE[:WEIGHT]...]", flag, list));
+      throw InvalidArgument(fmt::format(
+          "{} '{}': an entry names no file; it is FILE[:WEIGHT][,FILE[:WEIGHT]...] (a name's comma: "
+          "'\\,')",
+          flag, list));
     if (weight == 0)
       throw InvalidArgument(
           fmt::format("{} '{}': the weight of '{}' is 0; leave the file out", flag, list, path));

@@ -14,15 +14,15 @@ namespace sherd {
 
 struct TokenPath {
   std::filesystem::path path;
-  /// In millionths; 0 without a weight.
+  /// In billionths; 0 without a weight.
   int64_t weight = 0;
 };
 
 /// Parses "FILE[:WEIGHT],...": "a.bin,b.bin" or "a.bin:0.7,b.bin:0.3". The text after the last colon is a
-/// weight if it is a decimal number (without exponent, of at most 6 places); otherwise it belongs to the
-/// name.
-/// @throws InvalidArgument naming `flag`: no file, weights for some of the files, a weight of 0, weights so
-/// fine that their smallest whole numbers are more than a Mixture takes.
+/// weight if it is a decimal number (without exponent); otherwise it belongs to the name. "\," and "\:" are a comma
+/// and a colon of the name.
+/// @throws InvalidArgument naming `flag`: no file, weights for some of the files, a weight of 0 or of more than 9
+/// digits before or after the point, weights so fine that their smallest whole numbers are more than a Mixture takes.
 [[nodiscard]] std::vector<TokenPath> parse_token_list(std::string_view list, std::string_view flag);
 /// Parses a list whose files are all used as they are: throws also for any weight.
 [[nodiscard]] std::vector<TokenPath> parse_unweighted_token_list(std::string_view list,

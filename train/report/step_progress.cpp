@@ -1,6 +1,7 @@
 #include <sherd/train/report/step_progress.h>
 
 #include <iostream>
+#include <utility>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -10,13 +11,13 @@
 namespace sherd {
 
 StepProgress StepProgress::on_stdout(bool quiet, int64_t steps, int64_t first) {
-  const Mode mode = ProgressLine::mode_of(STDOUT_FILENO, quiet);
-  const int columns = mode == Mode::bar ? ProgressLine::columns_of(STDOUT_FILENO) : 0;
-  return StepProgress(std::cout, mode, steps, columns, first);
+  const auto columns = [] { return ProgressLine::columns_of(STDOUT_FILENO); };
+  return StepProgress(std::cout, ProgressLine::mode_of(STDOUT_FILENO, quiet), steps, columns, first);
 }
 
-StepProgress::StepProgress(std::ostream& out, Mode mode, int64_t steps, int columns, int64_t first)
-    : line_(out, mode), steps_(steps), columns_(columns), first_(first) {}
+StepProgress::StepProgress(std::ostream& out, Mode mode, int64_t steps, std::function<int()> columns,
+                           int64_t first)
+    : line_(out, mode), steps_(steps), columns_(std::move(columns)), first_(first) {}
 
 StepProgress::~StepProgress() { line_.finish(); }
 
@@ -26,7 +27,7 @@ void StepProgress::step(const StepResult& result) {
   if (line_.mode() == Mode::bar) {
     if (result.eval_loss) eval_loss_ = result.eval_loss;
     if (!is_redraw_due(result)) return;
-    line_.draw(describe(result), result.step, steps_, columns_);
+    line_.draw(describe(result), result.step, steps_, columns_());
     drawn_ = Clock::now();
   } else if (line_.mode() == Mode::lines && is_line_due(result)) {
     line_.line(describe(result));

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -20,8 +21,8 @@ class StepProgress {
 
   /// Makes it for stdout, a terminal or not. `first`: steps done before this run.
   [[nodiscard]] static StepProgress on_stdout(bool quiet, int64_t steps, int64_t first = 0);
-  /// `columns` is the width that a bar may take. `out` must outlive this.
-  StepProgress(std::ostream& out, Mode mode, int64_t steps, int columns, int64_t first = 0);
+  /// `columns` returns the width that a bar may take now: a terminal's changes. `out` must outlive this.
+  StepProgress(std::ostream& out, Mode mode, int64_t steps, std::function<int()> columns, int64_t first = 0);
   /// Ends the bar's line, so that later output (a summary, an error) starts on a new line.
   ~StepProgress();
   StepProgress(const StepProgress&) = delete;
@@ -42,7 +43,7 @@ class StepProgress {
 
   ProgressLine line_;
   int64_t steps_;
-  int columns_;
+  std::function<int()> columns_;
   int64_t first_;
   Clock::time_point start_ = Clock::now();
   Clock::time_point drawn_;  // time of the last drawing

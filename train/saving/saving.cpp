@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include <sherd/checkpoint/files/checkpoint_folder.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 
@@ -135,7 +136,8 @@ void Saving::save_now() {
   if (!saver_) return;
   const TrainingState state = run_.state();
   if (run_.resumed != nullptr && is_there_already(*run_.resumed, state)) {
-    lines_.push_back(fmt::format("not saved again: {} holds all of it", run_.resumed->path.string()));
+    lines_.push_back(fmt::format("not saved again: {} holds all of it",
+                                 printable(run_.resumed->path.string(), std::string::npos)));
     return;
   }
   saver_->save(state);
@@ -162,8 +164,8 @@ std::vector<std::string> Saving::take_lines() {
   if (!saver_) return lines;
   for (const SaveReport& r : saver_->take_reports()) {
     lines.push_back(fmt::format("saved {}: {:.1f} MiB in {:.2f} s, training waited {:.0f} ms",
-                                r.committed.string(), static_cast<double>(r.bytes) / (1 << 20), r.seconds,
-                                r.blocked * 1e3));
+                                printable(r.committed.string(), std::string::npos),
+                                static_cast<double>(r.bytes) / (1 << 20), r.seconds, r.blocked * 1e3));
     longest_save_ = std::max(longest_save_.value_or(0), r.seconds);
     if (!r.warning.empty()) warnings_.push_back(fmt::format("step {}: {}", r.step, r.warning));
     if (!r.removed.empty()) lines.back() += fmt::format("; removed {}", fmt::join(r.removed, ", "));

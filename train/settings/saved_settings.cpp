@@ -5,6 +5,7 @@
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 #include <sherd/train/detail/paths.h>
 
 namespace sherd {
@@ -23,7 +24,8 @@ SavedTraining saved_training(const fs::path& given, FileSystem& files) {
       files.kind(path / kManifestName) != FileSystem::Kind::none)
     return {path, CheckpointReader::open(path, files).manifest().training};
   if (files.kind(path) != FileSystem::Kind::folder)
-    throw IoError(fmt::format("'{}' is neither a checkpoint nor a folder of checkpoints", given.string()));
+    throw IoError(fmt::format("'{}' is neither a checkpoint nor a folder of checkpoints",
+                              printable(given.string(), std::string::npos)));
   for (const CommittedCheckpoint& c : list_checkpoints(path, files)) {
     try {
       const CheckpointReader reader = CheckpointReader::open(path / c.name, files);
@@ -33,7 +35,8 @@ SavedTraining saved_training(const fs::path& given, FileSystem& files) {
     } catch (const CorruptCheckpoint&) {
     }
   }
-  throw IoError(fmt::format("'{}' holds no checkpoint that can be read", given.string()));
+  throw IoError(
+      fmt::format("'{}' holds no checkpoint that can be read", printable(given.string(), std::string::npos)));
 }
 
 }  // namespace sherd

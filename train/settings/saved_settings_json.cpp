@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/kernels/device/printable.h>
 #include <sherd/train/settings/saved_settings.h>
 
 namespace sherd {
@@ -82,7 +83,8 @@ std::vector<std::string_view> take_saved_settings(const SavedTraining& saved,
         set.push_back(field.name);
       } else {
         problems.push_back(fmt::format("{} was saved with {} {}: {}; give the flag",
-                                       saved.checkpoint.string(), flag_of(field), shown_value(value), wrong));
+                                       printable(saved.checkpoint.string(), std::string::npos),
+                                       flag_of(field), shown_value(value), wrong));
       }
     }
   }

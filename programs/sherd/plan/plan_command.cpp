@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 #include "arguments.h"
 #include "measure.h"
@@ -85,7 +86,7 @@ int PlanCommand::run(std::ostream& out, std::ostream& err) {
     if (!sweep.empty()) range_ = parse_sweep(sweep);
     if (!svg.empty() && sweep.empty()) throw InvalidArgument("--svg: a picture of --sweep; give both");
   } catch (const InvalidArgument& e) {
-    err << "sherd plan: " << e.what() << "\n";
+    err << "sherd plan: " << printable_lines(e.what()) << "\n";
     return kUsage;
   }
   if (!measure.empty()) {

@@ -79,8 +79,11 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
         ->type_name("SECONDS")
         ->check(whole_number(1, kMaxSeconds));
   };
-  seconds("--begin-within", options_.begin_within, "longest time until all ranks have begun [120]");
-  seconds("--grace", options_.grace, "that the others have to report a failure [15]");
+  seconds("--begin-within", options_.begin_within,
+          "longest time until all ranks have begun; a quarter of it from the first rank to the last [120]");
+  seconds("--grace", options_.grace,
+          "time that the others have to report a failure; after a rank that is killed before a step is done, "
+          "no more than the start has lasted, and at least 2 s [15]");
   seconds("--stop-grace", options_.stop_grace,
           "that they have to save and end when stopped by a signal [300]");
   seconds("--stopped-for", options_.stopped_for,

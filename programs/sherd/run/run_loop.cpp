@@ -72,7 +72,7 @@ class Run {
                                      : fmt::format("from its --resume {}", target_.resume()),
           because.empty() ? "" : ", because " + because, next.why.empty() ? "" : " (" + next.why + ")");
       const RunProgress progress(target_);
-      const StartOutcome outcome = run_start(start_options(next.ranks, command));
+      const StartOutcome outcome = run_start(start_options(next.ranks, command, progress));
       count_lost(outcome, progress);
       if (outcome.well(next.ranks)) return ended_well(outcome, policy);
       const std::string cause = outcome.cause();
@@ -145,7 +145,8 @@ class Run {
     return slots_of(there_);
   }
 
-  StartOptions start_options(int64_t ranks, const std::vector<std::string>& command) const {
+  StartOptions start_options(int64_t ranks, const std::vector<std::string>& command,
+                             const RunProgress& progress) const {
     std::vector<std::string> hosts;
     for (const RunHost& h : there_) hosts.push_back(fmt::format("{}:{}", h.name, h.slots));
     return {.command = launcher_command(options_, ranks, fmt::format("{}", fmt::join(hosts, ",")),
@@ -154,6 +155,7 @@ class Run {
             .ranks = ranks,
             .begin_within = milliseconds_of(options_.begin_within),
             .grace = milliseconds_of(options_.grace),
+            .progressed = [&progress] { return progress.made(); },
             .stop_grace = milliseconds_of(options_.stop_grace),
             .stopped_for = milliseconds_of(options_.stopped_for),
             .end_within = milliseconds_of(options_.end_within)};

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -36,6 +37,37 @@ void tell(const RankReport& report) {
   }
 }
 
+/// Process that outlives a killed keeper and reports its rank as killed. With recovery on, mpirun reports nothing, and the
+/// rank's peers may wait for it in MPI_Init.
+class Witness {
+ public:
+  explicit Witness(RankReport report) {
+    int alive[2];  // read to its end when the keeper is gone
+    if (::pipe2(alive, O_CLOEXEC) == -1 || (process_ = ::fork()) == -1)
+      throw Error(fmt::format("cannot start a process: {}", std::strerror(errno)));
+    ::close(alive[process_ == 0 ? 1 : 0]);
+    pipe_ = alive[1];
+    if (process_ != 0) return;
+    ::setpgid(0, 0);  // a signal to the keeper's group does not reach it
+    for (pid_t program = 0; ::read(alive[0], &program, sizeof program) > 0;) report.process = program;
+    report.kind = RankReport::Kind::killed;
+    report.value = SIGKILL;
+    tell(report);
+    ::_exit(0);
+  }
+  Witness(const Witness&) = delete;
+
+  void watches(pid_t program) {
+    if (::write(pipe_, &program, sizeof program) < 0) return;  // it was killed; the keeper still reports
+  }
+  /// Ends it, before the keeper reports the end of the rank itself.
+  void dismiss() const { ::kill(process_, SIGKILL); }
+
+ private:
+  pid_t process_ = -1;
+  int pipe_ = -1;
+};
+
 [[noreturn]] void become(const std::vector<std::string>& command, pid_t keeper, const sigset_t& mask) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -56,16 +88,19 @@ int keep_rank(const std::vector<std::string>& command) {
   if (::getppid() == 1) return kNotStarted;  // the launcher died before the line above
   sigset_t ours, before;
   ::sigemptyset(&ours);
-  for (const int s : {SIGCHLD, SIGUSR1, SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&ours, s);
+  for (const int s : {SIGCHLD, SIGUSR1, SIGTERM, SIGINT, SIGHUP, SIGPIPE}) ::sigaddset(&ours, s);
   ::sigprocmask(SIG_BLOCK, &ours, &before);
   const pid_t keeper = ::getpid();
+  RankReport report{.rank = rank_in_environment(), .process = keeper};
+  char host[256] = "";
+  if (::gethostname(host, sizeof host - 1) == 0) report.host = host;
+  Witness witness(report);
   const pid_t program = ::fork();
   if (program == -1) throw Error(fmt::format("cannot start a process: {}", std::strerror(errno)));
   if (program == 0) become(command, keeper, before);
 
-  RankReport report{.rank = rank_in_environment(), .process = program};
-  char host[256] = "";
-  if (::gethostname(host, sizeof host - 1) == 0) report.host = host;
+  witness.watches(program);
+  report.process = program;
   tell(report);
   for (;;) {
     const int signal = ::sigwaitinfo(&ours, nullptr);
@@ -77,6 +112,7 @@ int keep_rank(const std::vector<std::string>& command) {
       if (WIFCONTINUED(status)) report.kind = Kind::goes_on, report.value = 0;
       if (WIFEXITED(status)) report.kind = Kind::ended, report.value = WEXITSTATUS(status);
       if (WIFSIGNALED(status)) report.kind = Kind::killed, report.value = WTERMSIG(status);
+      if (report.over()) witness.dismiss();
       tell(report);
       if (report.over()) {
         ::kill(-program, SIGKILL);  // what it has started

@@ -31,6 +31,7 @@ constexpr milliseconds kLauncherEndsItself{60'000};
 // This process was stopped itself, or got no CPU, when it sleeps for so much longer than it wanted to.
 constexpr milliseconds kOverslept{2'000};
 constexpr milliseconds kSystemEnds{20'000};
+constexpr milliseconds kShortestGrace{2'000};
 constexpr size_t kMaxWords = 300;
 
 sigset_t watched() {
@@ -171,7 +172,9 @@ class Start {
       });
     if (report.kind == Kind::started) {
       out_.begun.insert(report.rank);
-      if (static_cast<int64_t>(++begun_) != options_.ranks) return;
+      // The launcher starts them all at once: one whose keeper was killed before it could report never begins.
+      if (++begun_ == 1) until_ = std::min(until_, Clock::now() + options_.begin_within / 4);
+      if (static_cast<int64_t>(begun_) != options_.ranks) return;
       out_.began = true;
       out_.all_begun = Clock::now();
       if (!ending_ && !out_.first && out_.stop_signal == 0) until_ = Clock::time_point::max();
@@ -193,7 +196,7 @@ class Start {
       out_.first = report;
       out_.words = lines_.get();
       fails();
-      until_ = std::min(until_, Clock::now() + options_.grace);
+      until_ = std::min(until_, Clock::now() + grace_after(report));
     } else if (out_.first->kind == RankReport::Kind::ended && was_killed(report)) {
       // The failures of its peers follow from the killed rank; they were only received earlier.
       out_.first = report;
@@ -205,6 +208,13 @@ class Start {
   // By SIGTERM processes are ended when another has failed.
   static bool was_killed(const RankReport& report) {
     return report.kind == RankReport::Kind::killed && report.value != SIGTERM;
+  }
+
+  // Before their first step ranks may wait in MPI_Init for one that was killed, and cannot report anything.
+  Clock::duration grace_after(const RankReport& report) const {
+    if (!was_killed(report) || options_.progressed()) return options_.grace;
+    return std::min<Clock::duration>(options_.grace,
+                                     std::max<Clock::duration>(kShortestGrace, Clock::now() - out_.at));
   }
 
   void fails() {
@@ -259,6 +269,9 @@ class Start {
     out_.lost = not_ended();
     if (!ending_) out_.on_their_own = out_.ended.size();
     for (const Standing& s : standing_) out_.stopped.push_back(s.rank);
+    if (!out_.begun.empty() && !out_.begun.contains(-1))
+      for (int rank = 0; rank < options_.ranks; ++rank)
+        if (!out_.begun.contains(rank)) out_.absent.push_back(rank);
     if (out_.well(options_.ranks)) return;
     fails();
     if (!out_.first && out_.words.empty()) out_.words = lines_.get();
@@ -296,7 +309,9 @@ std::string StartOutcome::cause() const {
         "rank {} did not report its exit status within --end-within after the other ranks finished",
         fmt::join(late, ", "));
   } else if (!began) {
-    text = fmt::format("only {} ranks began{}", begun.size(), words.empty() ? "" : ": " + words);
+    text = fmt::format("only {} ranks began", begun.size());
+    if (!absent.empty()) text += fmt::format(", rank {} did not", fmt::join(absent, ", "));
+    if (!words.empty()) text += ": " + words;
     if (WIFSIGNALED(launcher_status))
       text += fmt::format("; the launcher was killed by signal {}", WTERMSIG(launcher_status));
     else if (WIFEXITED(launcher_status))

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -19,10 +20,14 @@ struct StartOptions {
   std::vector<std::string> command;
   std::map<std::string, std::string> environment;
   int64_t ranks = 1;
-  /// From the launcher's beginning until the last rank has begun.
+  /// From the launcher's beginning until the last rank has begun; a quarter of it from the first rank to the last.
   std::chrono::milliseconds begin_within{120'000};
-  /// What the other ranks have to report a failure, from the first one on, before they are ended.
+  /// What the other ranks have to report a failure, from the first one on, before they are ended. After a
+  /// killed rank, before a step is done, not more than the start has lasted, but at least 2 s: they may still
+  /// wait for it in MPI_Init.
   std::chrono::milliseconds grace{15'000};
+  /// Returns whether a step was done since the start.
+  std::function<bool()> progressed = [] { return false; };
   /// What the ranks have to save and end when the supervisor was asked to stop.
   std::chrono::milliseconds stop_grace{300'000};
   /// How long a rank may be suspended (SIGSTOP): its peers may wait for it for hours, so the start then
@@ -48,6 +53,8 @@ struct StartOutcome {
   std::string words;
   /// Ranks that stood stopped when the start was ended.
   std::vector<RankReport> stopped;
+  /// Ranks that did not begin, where the launcher numbers them and one has begun.
+  std::vector<int> absent;
   /// Ranks that had begun, and whose exit status was not reported.
   std::vector<int> lost;
   /// Ranks that did not end within `end_within` after others had ended well.

@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include <fmt/format.h>
+
 #include "programs/runs/outcome.h"
 #include "temporary_folder.h"
 
@@ -43,6 +45,24 @@ int diff(const fs::path& a, const fs::path& b) {
 }
 
 class ResumeRun : public ::testing::TestWithParam<Flags> {};
+
+// As `sherd ckpt` shows the name: in one line, with nothing that a terminal acts on.
+TEST(ResumeRunNames, AFolderWithALineBreakInItsNameIsResumedAndShownInOneLine) {
+  const fs::path folder = fresh("line\nbreak\x1b[2J");
+  const std::string shown = R"(line\u000abreak\u001b[2J)";
+  const Finished saved = run_small({"--steps", "2", "--save", folder.string(), "--save-every", "1"});
+  EXPECT_THAT(saved.out, HasSubstr("saved " + scratch(shown).string() + "/step_00000002"));
+  const Finished resumed =
+      run_small({"--steps", "3", "--resume", folder.string(), "--save", folder.string()});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.out;
+  EXPECT_THAT(resumed.out, HasSubstr("resumed from " + scratch(shown).string() + "/step_00000002: 2 steps"));
+  const Finished missing = run_small({"--steps", "3", "--resume", (folder / "step_00000009").string()});
+  EXPECT_THAT(missing.err, HasSubstr(scratch(shown).string() + "/step_00000009"));
+  const std::string table = scratch("inspected").string();
+  ASSERT_EQ(std::system(fmt::format("{} ckpt inspect '{}' >{}", SHERD_TOOL, folder.string(), table).c_str()),
+            0);
+  EXPECT_THAT(read_file(table), HasSubstr(scratch(shown).string() + "/step_00000003"));
+}
 
 TEST_P(ResumeRun, GoesOnAsIfItHadNotStopped) {
   for (const Flags& optimizer : {Flags{"--optimizer", "adamw"}, Flags{"--optimizer", "muon"}}) {

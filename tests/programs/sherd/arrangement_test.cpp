@@ -334,7 +334,8 @@ TEST(Summary, TellsWhatThereIs) {
   const std::string text = summary(arrange(transformer(40, 64, 192, 500), 4, "whole_param:size_match"));
   for (const char* part :
        {"whole_param:size_match over 4 ranks: AdamW 37184 elements in 82 parameters", "whole_param/bf16",
-        "... and 18 more", "optimizer state", "Muon plan: 280 matrices", "imbalance", "fingerprint"})
+        "... and 18 more", "optimizer state", "Muon plan: 280 matrices",
+        "(busiest rank over the least possible)", "fingerprint"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(summary(arrange({entry("b", {5}, kAdamW, "u")}, 2, "ragged")), HasSubstr("no matrices"));
 }

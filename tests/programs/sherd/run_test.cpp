@@ -122,6 +122,46 @@ TEST_F(Run, AKilledRankIsNamedAndAllAreStartedAgain) {
   EXPECT_THAT(f.err, HasSubstr("ended well: 1 restart;"));
 }
 
+TEST_F(Run, AKilledKeeperCostsItsRankAndIsNamed) {
+  program("[[ $start == 1 && $rank == 1 ]] && kill -KILL $PPID\n[[ $start == 1 ]] && exec sleep 600\ntrue");
+  const Finished f = run("--nproc 3 --grace 600");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_EQ(starts(), 2);
+  EXPECT_THAT(f.err,
+              ContainsRegex("start 2 of at most 4: 3 ranks, from the beginning, because rank 1 \\(process "
+                            "[0-9]+ on [^)]*\\) was killed by signal 9 \\(Killed\\) after [0-9.]+ s"));
+}
+
+TEST_F(Run, AfterAStepTheOthersHaveTheWholeGraceToReportAKilledRank) {
+  program(R"(
+[[ $start == 2 ]] && exit 0
+if [[ $rank == 1 ]]; then
+  until [[ -s $here/metrics ]]; do sleep 0.05; done
+  kill -KILL $$
+fi
+echo '{"step": 1, "loss": 1}' >$here/metrics
+sleep 4
+echo 'rank 1 is gone' >&2
+exit 1)");
+  const Finished f = run("--nproc 2 --grace 60", "--metrics " + (folder_ / "metrics"));
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err, AllOf(HasSubstr("rank 1 is gone"),
+                           ContainsRegex("start 2 of .* because rank 1 [^:]* was killed")));
+}
+
+TEST_F(Run, ARankThatDoesNotBeginWithTheOthersIsNamed) {
+  std::string misses = kLauncher;
+  misses.insert(misses.find("  OMPI_COMM_WORLD_RANK"),
+                "  [[ $r == 1 && $SHERD_RUN_START == 1 ]] && continue\n");
+  script("mpirun", misses);
+  program("[[ $start == 2 ]] || exec sleep 600");
+  const Finished f = run("--nproc 3 --begin-within 8");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err,
+              ContainsRegex("start 2 of at most 4: 3 ranks, from the beginning, because only 2 ranks began, "
+                            "rank 1 did not"));
+}
+
 TEST_F(Run, AnExitCodeIsToldWithTheProgramsLastWords) {
   program("[[ $rank == 1 ]] && { echo 'cannot open the data' >&2; exit 4; }\nsleep 0.3");
   const Finished f = run("--nproc 2 --max-restarts 50");

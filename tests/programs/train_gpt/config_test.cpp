@@ -270,8 +270,9 @@ TEST(Config, ModelsHaveSizesOfTheirOwn) {
   EXPECT_THAT(with({"--seq", "2048"}), AllOf(HasSubstr("gpt2-124m"), HasSubstr("1024")));
   EXPECT_THAT(with({"--data", "x"}), HasSubstr("--tokens is what is trained on"));
   EXPECT_THAT(with({"--sample", "5"}), HasSubstr("give --prompt-tokens"));
-  EXPECT_THAT(with({"--sample", "5", "--prompt", "Once"}),
-              HasSubstr("--prompt-tokens, by scripts/tokenize.py"));
+  EXPECT_THAT(
+      with({"--sample", "5", "--prompt", "Once"}),
+      HasSubstr("--prompt-tokens \"$(scripts/tokenize.py --tokenizer tokenizer.json --prompt TEXT)\""));
   EXPECT_THAT(refusal({"--model", "gpt2-124m", "--tokens", "t"}), HasSubstr("give --from-scratch"));
   EXPECT_THAT(refusal({"--model", "gpt2-124m", "--from-scratch"}), HasSubstr("give --tokens FILE"));
   EXPECT_THAT(refusal({"--model", "gpt5"}), AllOf(HasSubstr("no such folder"), HasSubstr("llama3-8b")));

@@ -176,9 +176,9 @@ TEST(TokenList, ColonsBeforeNumbersAreWeights) {
   };
   EXPECT_EQ(list("a"), "a=0 ");
   EXPECT_EQ(list("a,b/c.bin"), "a=0 b/c.bin=0 ");
-  EXPECT_EQ(list("a:2,b:.5,c:0.000001"), "a=2000000 b=500000 c=1 ");
-  EXPECT_EQ(list("a:1:2"), "a:1=2000000 ");
-  EXPECT_EQ(list("c:x,d:1e3,e:0.1234567,f:"), "c:x=0 d:1e3=0 e:0.1234567=0 f:=0 ");
+  EXPECT_EQ(list("a:2,b:.5,c:0.000001"), "a=2000000000 b=500000000 c=1000 ");
+  EXPECT_EQ(list("a:1:2"), "a:1=2000000000 ");
+  EXPECT_EQ(list("c:x,d:1e3,f:"), "c:x=0 d:1e3=0 f:=0 ");
   for (const char* bad : {"", ",", "a,", ",a", "a,,b", ":1"})
     EXPECT_THAT(message_of<InvalidArgument>([&] { list(bad); }),
                 AllOf(HasSubstr("--tokens"), HasSubstr("names no file")))
@@ -186,7 +186,7 @@ TEST(TokenList, ColonsBeforeNumbersAreWeights) {
   EXPECT_THAT(message_of<InvalidArgument>([&] { list("a:1,b"); }), HasSubstr("1 of 2 files"));
   EXPECT_THAT(message_of<InvalidArgument>([&] { list("a:1,b:0.0"); }), HasSubstr("weight of 'b' is 0"));
   // Whole numbers of the same proportion are what is drawn by.
-  EXPECT_EQ(list("a:1000.5,b:999999999"), "a=1000500000 b=999999999000000 ");
+  EXPECT_EQ(list("a:1000.5,b:999999999"), "a=1000500000000 b=999999999000000000 ");
   EXPECT_THAT(message_of<InvalidArgument>([&] { list("a:1000.000001,b:1000"); }),
               AllOf(HasSubstr("--tokens 'a:1000.000001,b:1000'"), HasSubstr("more than 1073741824"),
                     HasSubstr("use fewer decimal places")));
@@ -197,6 +197,24 @@ TEST(TokenList, ColonsBeforeNumbersAreWeights) {
   EXPECT_THAT(
       message_of<InvalidArgument>([&] { (void)parse_unweighted_token_list("v.bin:1", "--valid-tokens"); }),
       HasSubstr("--valid-tokens: 'v.bin' has a weight"));
+}
+
+TEST(TokenList, NineDecimalsAreAWeightAndMoreAreRefused) {
+  const auto list = parse_token_list("a.bin:0.123456789,b.bin:0.876543211", "--tokens");
+  ASSERT_EQ(list.size(), 2);
+  EXPECT_EQ(list[0].path, "a.bin");
+  EXPECT_EQ(list[0].weight, 123456789);
+  for (const char* bad : {"a.bin:0.1234567890,b.bin:1", "a.bin:1234567890,b.bin:1"})
+    EXPECT_THAT(message_of<InvalidArgument>([&] { (void)parse_token_list(bad, "--tokens"); }),
+                AllOf(HasSubstr("--tokens '" + std::string(bad)), HasSubstr("more than 9 digits"),
+                      HasSubstr("use fewer")));
+}
+
+TEST(TokenList, CommasAndColonsOfNamesAreEscaped) {
+  std::vector<std::string> names;
+  for (const char* list : {R"(a\,b.bin:2,c\:1:3,\,:1,d\e\:5:1)", R"(x\,y,z\:1)"})
+    for (const TokenPath& p : parse_token_list(list, "--tokens")) names.push_back(p.path.string());
+  EXPECT_THAT(names, ElementsAre("a,b.bin", "c:1", ",", R"(d\e:5)", "x,y", "z:1"));
 }
 
 TEST(TokenList, WeightsMakeStreams) {

@@ -22,7 +22,7 @@ std::string run(StepProgress::Mode mode, int64_t steps, const std::set<int64_t>&
                 int columns = 100) {
   std::ostringstream out;
   {
-    StepProgress progress(out, mode, steps, columns);
+    StepProgress progress(out, mode, steps, [columns] { return columns; });
     for (int64_t step = 1; step <= steps; ++step) {
       StepResult r = result_of(step);
       if (evaluated.contains(step)) r.eval_loss = 2.75;
@@ -69,12 +69,23 @@ TEST(Progress, BarFitsTheTerminal) {
   }
 }
 
+TEST(Progress, BarFitsATerminalThatBecomesNarrower) {
+  std::ostringstream out;
+  int columns = 120;
+  StepProgress progress(out, StepProgress::Mode::bar, 2, [&] { return columns; });
+  progress.step(result_of(1));
+  columns = 30;
+  progress.step(result_of(2));
+  const std::string text = out.str();
+  EXPECT_LT(text.size() - text.rfind('\r') - std::string("\r\x1b[K").size(), 30u) << text;
+}
+
 TEST(Progress, QuietPrintsNothing) { EXPECT_EQ(run(StepProgress::Mode::off, 100, {1, 50, 100}), ""); }
 
 TEST(Progress, InterruptedBarEndsItsLine) {
   std::ostringstream out;
   {
-    StepProgress progress(out, StepProgress::Mode::bar, 50, 80);
+    StepProgress progress(out, StepProgress::Mode::bar, 50, [] { return 80; });
     progress.step(result_of(1));
   }
   EXPECT_EQ(out.str().back(), '\n');
