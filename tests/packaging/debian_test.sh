@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# The Debian packages on a bare Debian 12: installed by apt, then the README's program builds and runs by find_package and by
+# pkg-config, and the programs run. Usage: debian_test.sh SOURCE_DIR FOLDER_OF_PACKAGES     Exit code 77: skipped
+set -euo pipefail
+source=$(realpath "$1") packages=$(realpath "$2")
+# shellcheck source=tests/packaging/bare_root.sh
+. "$source/tests/packaging/bare_root.sh"
+bare_needs
+scratch=$(mktemp -d)
+trap 'rm -rf --one-file-system "$scratch"' EXIT
+root=$scratch/root
+bare_root "$root"
+
+mkdir "$root/packages" "$root/mine"
+cp "$packages"/*.deb "$root/packages"
+cp "$source/samples/01_first/main.cpp" "$root/mine"
+awk '/^```cmake$/ { inside = 1; next } /^```$/ { inside = 0 } inside' "$source/README.md" >"$root/mine/CMakeLists.txt"
+# shellcheck disable=SC2016
+bare_run "$root" sh -ec '
+  apt-get -qq update
+  cd /packages
+  apt-get -qq install ./libsherd[0-9]*.deb ./libsherd-dev_*.deb >/dev/null
+  apt-get -qq install g++ cmake ninja-build pkg-config >/dev/null
+  cd /mine
+  cmake -G Ninja -B build >/dev/null
+  cmake --build build
+  build/mine >by_find_package.txt
+  c++ -std=c++20 -O2 main.cpp $(pkg-config --cflags --libs sherd) -o by_pkg_config
+  ./by_pkg_config >by_pkg_config.txt'
+diff "$source/samples/01_first/expected_output.txt" "$root/mine/by_find_package.txt"
+diff "$source/samples/01_first/expected_output.txt" "$root/mine/by_pkg_config.txt"
+# shellcheck disable=SC2016
+bare_run "$root" sh -ec '
+  apt-get -qq install ./packages/sherd-tools_*.deb >/dev/null
+  train_gpt --version
+  train_gpt --steps 20 --ranks 2 --quiet
+  sherd plan --preset llama3-8b --hardware h100 >/dev/null
+  apt-get -qq remove sherd-tools libsherd-dev libsherd[0-9] >/dev/null'
+echo "debian: installed, built by find_package and pkg-config, run, removed"
