@@ -9,3 +9,4 @@ cmake --preset release -B build/package -DBUILD_SHARED_LIBS=ON -DCMAKE_INSTALL_P
 cmake --build build/package
 rm -rf build/package/packages
 cpack --config build/package/CPackConfig.cmake
+rm -rf build/package/packages/_CPack_Packages

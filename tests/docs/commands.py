@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Runs the commands of a page and looks for the output that the page shows: commands.py PAGE FOLDER_OF_PROGRAMS
+
+Commands are indented lines that begin with build/release/bin/; the next indented block without one is their output. Each of its
+lines must be printed, where "..." stands for anything. "# after one byte was changed" changes one of the checkpoint's. Commands
+with words in capitals, such as FOLDER, are examples to fill in.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = "build/release/bin/"
+
+
+def blocks(page):
+    text = re.sub(r"^```.*?^```", "", page, flags=re.M | re.S)
+    return [[line[4:] for line in block.splitlines()] for block in re.findall(r"(?:^    .*\n)+", text, flags=re.M)]
+
+
+def damage(folder):
+    file = sorted(pathlib.Path(folder).glob("out/*/step_*/model/*"))[0]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def main(page, programs):
+    failed = ran = 0
+    with tempfile.TemporaryDirectory() as folder:
+        link = pathlib.Path(folder) / PROGRAM
+        link.parent.mkdir(parents=True)
+        link.symlink_to(programs)
+        output, shown = "", True
+        for block in blocks(pathlib.Path(page).read_text()):
+            if block[0].startswith(PROGRAM):
+                commands = [line for line in block if not re.search(r"\b[A-Z]{4,}\b", line.split("#")[0])]
+                shown = len(commands) == len(block)
+                output = "" if shown else None
+                for command in commands:
+                    if "# after one byte was changed" in command:
+                        damage(folder)
+                    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=60)
+                    output, ran = done.stdout + done.stderr, ran + 1
+            elif output:
+                for line in block:
+                    pattern = ".*".join(map(re.escape, line.split("...")))
+                    if line.strip("... ") and not re.search(pattern, output):
+                        print(f"{page}: not printed by the command before: {line}\n{output}")
+                        failed = 1
+                output = None
+    print(f"{page}: {ran} commands")
+    return failed or not ran
+
+
+sys.exit(main(sys.argv[1], pathlib.Path(sys.argv[2]).resolve()))
