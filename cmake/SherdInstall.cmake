@@ -9,9 +9,6 @@ if(BUILD_SHARED_LIBS)
   file(RELATIVE_PATH prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
   configure_file(cmake/sherd.pc.in ${PROJECT_BINARY_DIR}/sherd.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/sherd.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
-  # gdb finds printers by the library's path.
-  install(FILES packaging/gdb/sherd.py RENAME libsherd.so.${PROJECT_VERSION}-gdb.py COMPONENT dev
-    DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/gdb/auto-load${CMAKE_INSTALL_FULL_LIBDIR})
 else()
   get_property(libraries GLOBAL PROPERTY SHERD_LIBRARIES)
   install(TARGETS sherd ${libraries} EXPORT sherdTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)

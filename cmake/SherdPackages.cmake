@@ -1,4 +1,5 @@
-# CPack: Debian packages and an archive of what cmake --install installs, by its components (scripts/package.sh).
+# CPack: Debian packages and an archive of what cmake --install installs, by its components (scripts/package.sh). For the
+# prefix /usr.
 #
 #   component   Debian package      contents
 #   runtime     libsherd0           libsherd.so.0
@@ -74,6 +75,22 @@ foreach(component IN LISTS CPACK_COMPONENTS_ALL)
   install(FILES packaging/debian/copyright DESTINATION ${doc} COMPONENT ${component})
   install(FILES ${PROJECT_BINARY_DIR}/debian/changelog.gz RENAME changelog.Debian.gz DESTINATION ${doc} COMPONENT ${component})
 endforeach()
+# Manual pages are what --help says, where help2man is installed.
+find_program(HELP2MAN help2man)
+if(HELP2MAN AND SHERD_TOOLS)
+  function(manual_page target name summary)
+    set(page ${PROJECT_BINARY_DIR}/debian/${name}.1)
+    add_custom_command(OUTPUT ${page}.gz COMMAND ${HELP2MAN} --no-info --name=${summary} --output=${page} $<TARGET_FILE:${target}>
+      COMMAND gzip -9n -f ${page} DEPENDS ${target} VERBATIM)
+    add_custom_target(manual_${name} ALL DEPENDS ${page}.gz)
+    install(FILES ${page}.gz DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools)
+  endfunction()
+  manual_page(train_gpt train_gpt "train GPT models on sharded ranks")
+  manual_page(sherd_tool sherd "checkpoints, layouts, plans, traces and supervised runs")
+endif()
+# gdb loads the printers by the library's path.
+install(FILES packaging/gdb/sherd.py RENAME libsherd.so.${PROJECT_VERSION}-gdb.py COMPONENT dev
+  DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/gdb/auto-load${CMAKE_INSTALL_FULL_LIBDIR})
 # Debian's packages find libsherd.so.0 in the system's folder, all others by RPATH.
 set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/packaging/debian/remove_rpath.cmake)
 include(CPack)

@@ -13,6 +13,8 @@ function(sherd_shared_library target)
   target_compile_features(${target} INTERFACE cxx_std_20)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/sherd.map.in ${PROJECT_BINARY_DIR}/sherd.map @ONLY)
   target_link_options(${target} PRIVATE -Wl,--version-script=${PROJECT_BINARY_DIR}/sherd.map)
-  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${PROJECT_BINARY_DIR}/sherd.map
-    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${PROJECT_BINARY_DIR}/sherd.map)
+  if(NOT SKBUILD)  # a wheel would have three copies, for it has no symbolic links
+    set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+  endif()
 endfunction()

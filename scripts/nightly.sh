@@ -14,7 +14,7 @@
 #   hosts         MPI over 2 and 4 hosts that are network namespaces, cables cut (root; skipped elsewhere)
 #   packages      .deb and archive, lintian, a bare Debian, Conan, vcpkg's port, a wheel, sherd inside another project, the CPU image's
 #                 instructions (each skipped where it cannot be)
-#   site          the static site without warnings
+#   site          the static site without warnings; commands of two pages, with the outputs that they show
 #   soak          30 minutes of training with crashes and resumes, or SOAK_MINUTES, with threads and over MPI
 #
 # Every stage is run; the exit code is 1 when any failed.
@@ -77,6 +77,9 @@ stage "packages, wheel" where_possible tests/packaging/wheel_test.sh "$PWD"
 stage "packages, image" where_possible tests/packaging/dockerfile_test.sh "$PWD" packaging/docker/Dockerfile train_gpt --data /etc --steps 20
 stage "packages, lint" where_possible tests/packaging/lint_test.sh "$PWD"
 stage "site" scripts/site.sh
+for page in failures checkpoints; do
+  stage "commands of docs/$page.md" python3 tests/docs/commands.py docs/$page.md build/release/bin
+done
 for comm in local mpi; do
   stage "soak, $comm" env COMM=$comm scripts/soak.sh "${SOAK_MINUTES:-30}" --threads 1
 done

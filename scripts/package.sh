@@ -3,7 +3,7 @@
 # scripts/package.sh -DSHERD_MPI=OFF
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/install_deps.sh dpkg-dev file
+scripts/install_deps.sh dpkg-dev file help2man
 cmake --preset release -B build/package -DBUILD_SHARED_LIBS=ON -DCMAKE_INSTALL_PREFIX=/usr \
   -DSHERD_TESTS=OFF -DSHERD_BENCH=OFF -DSHERD_SAMPLES=OFF "$@" >/dev/null
 cmake --build build/package

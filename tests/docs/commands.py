@@ -2,8 +2,8 @@
 """Runs the commands of a page and looks for the output that the page shows: commands.py PAGE FOLDER_OF_PROGRAMS
 
 Commands are indented lines that begin with build/release/bin/; the next indented block without one is their output. Each of its
-lines must be printed, where "..." stands for anything. "# after one byte was changed" changes one of the checkpoint's. Commands
-with words in capitals, such as FOLDER, are examples to fill in.
+lines must be printed, where "..." stands for anything. "# after one byte was changed" changes the last byte of a file of the
+checkpoint that the command names. Commands with words in capitals, such as FOLDER, are examples to fill in.
 """
 
 import pathlib
@@ -20,8 +20,9 @@ def blocks(page):
     return [[line[4:] for line in block.splitlines()] for block in re.findall(r"(?:^    .*\n)+", text, flags=re.M)]
 
 
-def damage(folder):
-    file = sorted(pathlib.Path(folder).glob("out/*/step_*/model/*"))[0]
+def damage(folder, command):
+    run = re.search(r"out/\S+", command)[0]
+    file = sorted(pathlib.Path(folder, run).glob("step_*/model/*"))[0]
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
@@ -41,8 +42,8 @@ def main(page, programs):
                 output = "" if shown else None
                 for command in commands:
                     if "# after one byte was changed" in command:
-                        damage(folder)
-                    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=60)
+                        damage(folder, command)
+                    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=600)
                     output, ran = done.stdout + done.stderr, ran + 1
             elif output:
                 for line in block:

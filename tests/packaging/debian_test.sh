@@ -13,7 +13,7 @@ bare_root "$root"
 
 mkdir "$root/packages" "$root/mine"
 cp "$packages"/*.deb "$root/packages"
-cp "$source/samples/01_first/main.cpp" "$root/mine"
+cp "$source/samples/01_first/main.cpp" "$source/tests/packaging/gdb/printed.cpp" "$root/mine"
 awk '/^```cmake$/ { inside = 1; next } /^```$/ { inside = 0 } inside' "$source/README.md" >"$root/mine/CMakeLists.txt"
 # shellcheck disable=SC2016
 bare_run "$root" sh -ec '
@@ -29,6 +29,12 @@ bare_run "$root" sh -ec '
   ./by_pkg_config >by_pkg_config.txt'
 diff "$source/samples/01_first/expected_output.txt" "$root/mine/by_find_package.txt"
 diff "$source/samples/01_first/expected_output.txt" "$root/mine/by_pkg_config.txt"
+# The library of the package has no symbols that name the device's class.
+bare_run "$root" sh -ec '
+  apt-get -qq install gdb >/dev/null
+  c++ -std=c++20 -g -O0 mine/printed.cpp -lsherd -o mine/printed
+  gdb -nx -batch -ex "break stop" -ex run -ex "print tensor" mine/printed' >"$scratch/gdb.txt" 2>&1
+grep -qF ' = f32[2, 4] on device {1.5, 1.5' "$scratch/gdb.txt" || { cat "$scratch/gdb.txt"; exit 1; }
 # shellcheck disable=SC2016
 bare_run "$root" sh -ec '
   apt-get -qq install ./packages/sherd-tools_*.deb >/dev/null
