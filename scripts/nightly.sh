@@ -69,11 +69,15 @@ packages() {
     lintian --fail-on error build/package/packages/*.deb
 }
 stage "packages" packages
-stage "packages, bare Debian" where_possible tests/packaging/debian_test.sh "$PWD" build/package/packages
+wheel() {
+  python3 -m venv build/wheel-venv && build/wheel-venv/bin/pip -q wheel --no-deps -w build/wheelhouse . || return 1
+  tests/packaging/wheel_test.sh "$PWD" build/wheelhouse/sherd-*.whl
+}
+stage "packages, wheel" where_possible wheel
+stage "packages, bare Debian" where_possible tests/packaging/debian_test.sh "$PWD" build/package/packages build/wheelhouse/sherd-*.whl
 stage "packages, subproject" tests/packaging/subproject.sh "$PWD" c++ --build
 stage "packages, Conan" where_possible tests/packaging/conan_test.sh "$PWD"
 stage "packages, vcpkg" tests/packaging/vcpkg_test.sh "$PWD"
-stage "packages, wheel" where_possible tests/packaging/wheel_test.sh "$PWD"
 stage "packages, image" where_possible tests/packaging/dockerfile_test.sh "$PWD" packaging/docker/Dockerfile train_gpt --data /etc --steps 20
 stage "packages, lint" where_possible tests/packaging/lint_test.sh "$PWD"
 stage "site" scripts/site.sh

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The Debian packages on a bare Debian 12: installed by apt, then the README's program builds and runs by find_package and by
-# pkg-config, and the programs run. Usage: debian_test.sh SOURCE_DIR FOLDER_OF_PACKAGES     Exit code 77: skipped
+# pkg-config, and the programs run; without them, the wheel. Usage: debian_test.sh SOURCE_DIR FOLDER_OF_PACKAGES [WHEEL]
+# Exit code 77: skipped
 set -euo pipefail
-source=$(realpath "$1") packages=$(realpath "$2")
+source=$(realpath "$1") packages=$(realpath "$2") wheel=${3:-}
 # shellcheck source=tests/packaging/bare_root.sh
 . "$source/tests/packaging/bare_root.sh"
 bare_needs
@@ -42,4 +43,17 @@ bare_run "$root" sh -ec '
   train_gpt --steps 20 --ranks 2 --quiet
   sherd plan --preset llama3-8b --hardware h100 >/dev/null
   apt-get -qq remove sherd-tools libsherd-dev libsherd[0-9] >/dev/null'
+if [ -n "$wheel" ]; then
+  cp "$wheel" "$root/packages"
+  libraries=$(sed -nE 's/^    apt install (libdnnl2 [a-z0-9 ]*) .*/\1/p' "$source/docs/install.md")
+  bare_run "$root" sh -ec "
+    apt-get -qq autoremove >/dev/null
+    apt-get -qq install $libraries python3-venv python3-numpy python3-xxhash >/dev/null
+    python3 -m venv --system-site-packages /venv
+    /venv/bin/pip -q install --no-index --no-deps /packages/sherd-*.whl
+    cd /mine
+    /venv/bin/python -m sherd train_gpt --steps 20 --ranks 2 --quiet --save run
+    /venv/bin/python -c 'import sherd; assert sherd.load_checkpoint(\"run\").step == 20'"
+  echo "debian: the wheel installed and run by its Python"
+fi
 echo "debian: installed, built by find_package and pkg-config, run, removed"
