@@ -2,8 +2,7 @@
 # Executes a Dockerfile of Debian images without Docker: each stage is a bare system; the last one's size and user are checked.
 # Usage: dockerfile_test.sh SOURCE_DIR DOCKERFILE [COMMAND...]     COMMAND is run by the image's user. Exit code 77: skipped
 #
-# Knows FROM debian:12-slim [AS NAME], WORKDIR, COPY [--from=NAME] SOURCE TARGET, RUN, USER and CMD ["..."]. The bare system has
-# the packages of debian:12-slim; that image leaves out documentation, so it is smaller than what is measured here.
+# Knows FROM debian:12-slim [AS NAME], WORKDIR, COPY [--from=NAME] SOURCE TARGET, RUN, USER and CMD ["..."].
 set -euo pipefail
 source=$(realpath "$1") dockerfile=$2
 shift 2
@@ -15,6 +14,16 @@ scratch=$(mktemp -d)
 trap 'rm -rf --one-file-system "$scratch"' EXIT
 fail() { echo "$dockerfile: $*" >&2; exit 1; }
 
+# As debian:12-slim: without documentation, translations and downloaded packages.
+slim() {
+  local folders=(doc man info locale groff lintian)
+  printf 'path-exclude /usr/share/%s/*\n' "${folders[@]}" >"$1/etc/dpkg/dpkg.cfg.d/slim"
+  echo 'DPkg::Post-Invoke {"rm -f /var/cache/apt/archives/*.deb";}; Dir::Cache::pkgcache ""; Dir::Cache::srcpkgcache "";' \
+    >"$1/etc/apt/apt.conf.d/slim"
+  (cd "$1/usr/share" && rm -rf "${folders[@]}")
+  rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*
+}
+
 stages=0 stage='' folder=/ user=root command=''
 instruction() {
   local word=$1 text=$2 from=$source
@@ -25,6 +34,7 @@ instruction() {
       stages=$((stages + 1)) folder=/ user=root
       stage=$scratch/${BASH_REMATCH[2]:-stage$stages}
       bare_root "$stage"
+      slim "$stage"
       ;;
     WORKDIR)
       folder=$text
@@ -38,7 +48,7 @@ instruction() {
       [[ $target == /* ]] || target=$folder/$target
       mkdir -p "$stage$target"
       if [ "$from" = "$source" ]; then
-        git -C "$from" ls-files -z -- "$what" | tar -C "$from" --null -T - -c | tar -C "$stage$target" -x
+        git -C "$from/$what" ls-files -z | tar -C "$from/$what" --null -T - -c | tar -C "$stage$target" -x
       else
         cp -a "$from/$what/." "$stage$target"
       fi
