@@ -11,7 +11,7 @@ if [ ! -x $venv/bin/mkdocs ]; then
 fi
 export NO_MKDOCS_2_WARNING=1
 [ "${1:-}" != serve ] || exec $venv/bin/mkdocs serve
-cmake --preset release -B build/site-api -DSHERD_TESTS=OFF -DSHERD_BENCH=OFF -DSHERD_SAMPLES=OFF -DSHERD_TOOLS=OFF >/dev/null
+cmake --preset release -B build/site-api -DSHERD_TESTS=OFF -DSHERD_BENCH=OFF -DSHERD_SAMPLES=OFF -DSHERD_TOOLS=OFF -DSHERD_CUDA=OFF >/dev/null
 cmake --build build/site-api --target docs >/dev/null
 $venv/bin/mkdocs --quiet build --strict --clean
 cp -r build/site-api/docs/html build/site/api
