@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Runs the commands of a page and looks for the output that the page shows: commands.py PAGE FOLDER_OF_PROGRAMS
+Checks that the programs have the flags of all commands of pages: commands.py --flags FOLDER_OF_PROGRAMS PAGES...
 
 Commands are indented lines that begin with build/release/bin/; the next indented block without one is their output. Each of its
 lines must be printed, where "..." stands for anything. "# after one byte was changed" changes the last byte of a file of the
@@ -56,4 +57,33 @@ def main(page, programs):
     return failed or not ran
 
 
+def calls(page):
+    """Program, subcommands and arguments of each command of a page; `sherd run ... -- train_gpt ...` is two."""
+    text = "\n".join("\n".join(block) for block in blocks(page)).replace("\\\n", " ")
+    for call in re.findall(PROGRAM + rf"(.*?)(?={PROGRAM}|#|$)", text, flags=re.M):
+        words = call.split()
+        depth = 1 if words[0] != "sherd" else 3 if words[1:2] == ["ckpt"] else 2
+        yield words[:depth], words[depth:]
+
+
+def check_flags(programs, pages):
+    """Each flag of a command is in the help of its program or subcommand."""
+    failed = count = 0
+    for page in pages:
+        for (program, *sub), arguments in calls(pathlib.Path(page).read_text()):
+            if not (programs / program).exists():  # of another build
+                continue
+            ask = "--help" if sub else "--help-all"
+            known = subprocess.run([programs / program, *sub, ask], capture_output=True, text=True).stdout
+            count += 1
+            for flag in arguments:
+                if re.fullmatch("--[a-z-]+", flag) and not re.search(flag + "(?![a-z-])", known):
+                    print(f"{page}: '{' '.join([program, *sub])}' has no flag {flag}")
+                    failed = 1
+    print(f"flags of {count} commands")
+    return failed or not count
+
+
+if sys.argv[1] == "--flags":
+    sys.exit(check_flags(pathlib.Path(sys.argv[2]).resolve(), sys.argv[3:]))
 sys.exit(main(sys.argv[1], pathlib.Path(sys.argv[2]).resolve()))
