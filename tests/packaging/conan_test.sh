@@ -11,6 +11,7 @@ export CONAN_HOME=$scratch/home PATH=$scratch/venv/bin:$PATH
 conan profile detect >/dev/null 2>&1
 for shared in False True; do
   conan create "$source/packaging/conan" --no-remote -o "sherd/*:shared=$shared" -s compiler.cppstd=20 \
-    -c tools.cmake.cmaketoolchain:generator=Ninja >"$scratch/log" 2>&1 || { tail -50 "$scratch/log"; exit 1; }
+    -c tools.cmake.cmaketoolchain:generator=Ninja -c tools.cmake.cmaketoolchain:user_presets= \
+    -c "tools.cmake.cmake_layout:test_folder=\$TMP" >"$scratch/log" 2>&1 || { tail -50 "$scratch/log"; exit 1; }
   echo "conan: shared=$shared made, sample built and run"
 done
