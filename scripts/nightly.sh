@@ -12,6 +12,9 @@
 #   faults        200 runs under MPI that a random fault strikes, or SHERD_FAULTS
 #   copies        every flag and call that reads files under mpirun, with copies that differ and equal ones
 #   hosts         MPI over 2 and 4 hosts that are network namespaces, cables cut (root; skipped elsewhere)
+#   packages      .deb and archive, lintian, a bare Debian, Conan, vcpkg's port, a wheel, sherd inside another project, the CPU image's
+#                 instructions (each skipped where it cannot be)
+#   site          the static site without warnings; commands of two pages, with the outputs that they show
 #   soak          30 minutes of training with crashes and resumes, or SOAK_MINUTES, with threads and over MPI
 #
 # Every stage is run; the exit code is 1 when any failed.
@@ -61,6 +64,27 @@ for program in train_gpt libtorch_gpt copies_ranks; do
     stage "copies, $program" where_possible env SHERD_NIGHTLY=1 tests/programs/runs/mpi_copies_test.sh build/release/bin "$program"
 done
 stage "hosts" where_possible tests/scripts/hosts_test.sh "$PWD" "$PWD/build/release/bin" all
+packages() {
+  scripts/install_deps.sh lintian debootstrap python3-venv libopenmpi-dev && scripts/package.sh -DSHERD_CUDA=OFF &&
+    lintian --fail-on error build/package/packages/*.deb
+}
+stage "packages" packages
+wheel() {
+  python3 -m venv build/wheel-venv && build/wheel-venv/bin/pip -q wheel --no-deps -w build/wheelhouse . || return 1
+  tests/packaging/wheel_test.sh "$PWD" build/wheelhouse/sherd-*.whl
+}
+stage "packages, wheel" where_possible wheel
+stage "packages, bare Debian" where_possible tests/packaging/debian_test.sh "$PWD" build/package/packages build/wheelhouse/sherd-*.whl
+stage "packages, subproject" tests/packaging/subproject.sh "$PWD" c++ --build
+stage "packages, Conan" where_possible tests/packaging/conan_test.sh "$PWD"
+stage "packages, vcpkg" tests/packaging/vcpkg_test.sh "$PWD"
+stage "packages, image" where_possible tests/packaging/dockerfile_test.sh "$PWD" packaging/docker/Dockerfile \
+  train_gpt --data /usr/lib/x86_64-linux-gnu/perl-base --steps 20
+stage "packages, lint" where_possible tests/packaging/lint_test.sh "$PWD"
+stage "site" scripts/site.sh
+for page in failures checkpoints; do
+  stage "commands of docs/$page.md" python3 tests/docs/commands.py docs/$page.md build/release/bin
+done
 for comm in local mpi; do
   stage "soak, $comm" env COMM=$comm scripts/soak.sh "${SOAK_MINUTES:-30}" --threads 1
 done

@@ -13,4 +13,5 @@ cmake -S "$here" -B "$scratch/build" -G Ninja -DCMAKE_PREFIX_PATH="$scratch/pref
   -DCMAKE_BUILD_TYPE=Release "$@" >/dev/null
 cmake --build "$scratch/build"
 "$scratch/build/consumer"
+"$scratch/build/boundary"
 [ ! -e "$scratch/build/consumer_torch" ] || "$scratch/build/consumer_torch"

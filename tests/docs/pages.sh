@@ -16,6 +16,17 @@ if [ "$block" != "$(cat samples/01_first/main.cpp)" ]; then
   complain "README.md: the first program is not samples/01_first/main.cpp (above: < README, > sample)"
 fi
 
+# Code and output of the tutorial are contiguous parts of samples.
+perl -0777 -e '
+  my $failed = 0; my %all = (cpp => "", text => "");
+  for (glob "samples/*/main.cpp samples/*/expected_output.txt") { open my $f, "<", $_; $all{/cpp$/ ? "cpp" : "text"} .= <$f> }
+  open my $f, "<", "docs/tutorial.md"; my $page = <$f>;
+  while ($page =~ /^```(cpp|text)\n(.*?)^```/msg) {
+    next if index($all{$1}, $2) >= 0;
+    print "docs/tutorial.md: no sample has this part:\n$2"; $failed = 1;
+  }
+  exit $failed' || failed=1
+
 # Folders whose contents pages name by a path from the root.
 roots='kernels|comm|dtensor|fsdp|nn|optim|checkpoint|train|samples|tools|bench|tests|docs|scripts|cmake|include'
 while IFS= read -r page; do

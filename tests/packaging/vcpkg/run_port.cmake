@@ -1,0 +1,57 @@
+# Executes the overlay port without vcpkg: functions of vcpkg's names that do what its documentation says of them, for one
+# build type. cmake -DPORT_FOLDER=... -DWORK=... -P run_port.cmake
+set(PORT sherd)
+set(CURRENT_PACKAGES_DIR ${WORK}/packages)
+set(CURRENT_BUILDTREES_DIR ${WORK}/build)
+
+function(run)
+  execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET)
+endfunction()
+
+function(vcpkg_cmake_configure)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "SOURCE_PATH" "OPTIONS")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "vcpkg_cmake_configure: unknown arguments ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  run(${CMAKE_COMMAND} -G Ninja -S ${arg_SOURCE_PATH} -B ${CURRENT_BUILDTREES_DIR} -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1
+    -DBUILD_SHARED_LIBS=OFF -DCMAKE_INSTALL_PREFIX=${CURRENT_PACKAGES_DIR} -DCMAKE_INSTALL_LIBDIR=lib ${arg_OPTIONS})
+endfunction()
+function(vcpkg_cmake_install)
+  run(${CMAKE_COMMAND} --build ${CURRENT_BUILDTREES_DIR} --target install)
+endfunction()
+function(vcpkg_cmake_config_fixup)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "CONFIG_PATH" "")
+  if(NOT EXISTS ${CURRENT_PACKAGES_DIR}/${arg_CONFIG_PATH}/sherdConfig.cmake)
+    message(FATAL_ERROR "CONFIG_PATH ${arg_CONFIG_PATH} has no sherdConfig.cmake")
+  endif()
+  file(COPY ${CURRENT_PACKAGES_DIR}/${arg_CONFIG_PATH}/ DESTINATION ${CURRENT_PACKAGES_DIR}/share/${PORT})
+  file(REMOVE_RECURSE ${CURRENT_PACKAGES_DIR}/lib/cmake)
+  file(GLOB files ${CURRENT_PACKAGES_DIR}/share/${PORT}/*.cmake)
+  foreach(file IN LISTS files)  # it is one folder less deep
+    file(READ ${file} text)
+    string(REPLACE "/../../../" "/../../" text "${text}")
+    string(REPLACE "get_filename_component(_IMPORT_PREFIX \"\${CMAKE_CURRENT_LIST_FILE}\" PATH)\n"
+      "set(_IMPORT_PREFIX \"\${CMAKE_CURRENT_LIST_FILE}\")\n" text "${text}")
+    file(WRITE ${file} "${text}")
+  endforeach()
+endfunction()
+function(vcpkg_install_copyright)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "FILE_LIST")
+  file(COPY_FILE ${arg_FILE_LIST} ${CURRENT_PACKAGES_DIR}/share/${PORT}/copyright)
+endfunction()
+
+include(${PORT_FOLDER}/portfile.cmake)
+
+# What vcpkg checks afterwards.
+foreach(forbidden debug/include include/sherd/detail lib/cmake)
+  if(EXISTS ${CURRENT_PACKAGES_DIR}/${forbidden})
+    message(FATAL_ERROR "the port leaves ${forbidden} in its package")
+  endif()
+endforeach()
+file(READ ${PORT_FOLDER}/vcpkg.json manifest)
+string(JSON name GET "${manifest}" name)
+string(JSON version GET "${manifest}" version)
+file(STRINGS ${PORT_FOLDER}/../../../../CMakeLists.txt project REGEX "^project\\(sherd VERSION ${version} ")
+if(NOT name STREQUAL PORT OR NOT project)
+  message(FATAL_ERROR "vcpkg.json has name ${name} and version ${version}; CMakeLists.txt says otherwise")
+endif()
