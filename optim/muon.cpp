@@ -1,56 +1,14 @@
 #include <sherd/optim/muon.h>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <memory>
+#include <utility>
 
-#include <algorithm>
-#include <cmath>
-
-#include <sherd/optim/muon/detail/muon_team.h>
+#include <sherd/optim/muon/detail/muon_rule.h>
 
 namespace sherd {
-namespace {
-
-// Groups whose matrices travel together: one communicator over all their ranks, sharded over equal
-// dimensions.
-struct TeamKey {
-  const Communicator* ranks;
-  std::vector<std::string> sharded;
-  std::string tensor;  // the mesh dimension that cuts their matrices, if one does
-  bool operator==(const TeamKey&) const = default;
-};
-
-// Returns the team of a parameter. Ignored parameters share one team of a single rank. Replicas are in the
-// key's ranks, since the plan may spread work over them.
-TeamKey key_of(const Parameter& p) {
-  const ParamGroup& group = p.group();
-  if (group.replicated()) return {nullptr, {}, ""};
-  const ShardAxes& axes = group.axes();
-  std::vector<std::string> all = axes.state_split;
-  all.insert(all.end(), axes.state_repeated.begin(), axes.state_repeated.end());
-  const auto& t = p.tensor_shard();
-  const bool cut = t && t->parts > 1 && t->dim >= static_cast<int>(p.shape().size()) - 2;
-  return {group.mesh().flatten(all).get(), axes.state_split, cut ? t->mesh_dim : ""};
-}
-
-// Returns all options that an update depends on, as text for the ranks' comparison. transient_bytes changes
-// no result. costs choose the plan, whose fingerprint is compared.
-std::string settings_of(const MuonOptions& m) {
-  const OrthogonalizeOptions& ns = m.orthogonalize;
-  std::string text = fmt::format("{} {} {} {} {} {} {} {} {} | {} {} {} {}", m.momentum, m.nesterov,
-                                 static_cast<int>(m.scale), m.scale_factor, static_cast<int>(m.decay),
-                                 static_cast<int>(m.payload), static_cast<int>(m.mode),
-                                 static_cast<int>(m.tensor), m.allow_inexact, static_cast<int>(ns.method),
-                                 static_cast<int>(ns.form), static_cast<int>(ns.working), ns.eps);
-  for (auto& [a, b, c] : ns.steps) text += fmt::format(" {} {} {}", a, b, c);
-  return text + fmt::format(" {}", fmt::join(ns.restarts, " "));
-}
-
-}  // namespace
-
 UpdateRuleFactory Muon::factory(const MuonOptions& o) {
   return {.algorithm = Algorithm::muon,
-          .settings = settings_of(o),
+          .settings = to_string(momentum_options(o)) + " " + MuonRule(o).settings(),
           .problems = problems_of(o),
           .writes_copies = false,
           .heeds_lr_factor = true,
@@ -60,109 +18,8 @@ UpdateRuleFactory Muon::factory(const MuonOptions& o) {
           }};
 }
 
-Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options, MuonRefinement* refinement)
-    : device_(device), options_(std::move(options)), streams_(std::make_unique<MatrixStreams>()) {
-  std::vector<std::string> wrong;
-  for (auto& item : items) {
-    const size_t dims = item.param.shape().size();
-    if (dims != 2 && dims != 3)
-      wrong.push_back(fmt::format("{} {}", item.param.name(), to_string(item.param.shape())));
-  }
-  if (!wrong.empty())
-    throw ShapeMismatch(
-        fmt::format("Muon updates matrices and stacks of matrices only; route these to AdamW: {}",
-                    fmt::join(wrong, ", ")));
-
-  wrong = problems_of(options_);
-  for (auto& item : items)
-    if (item.param.tensor_shard() && item.param.tensor_shard()->size != 0)
-      wrong.push_back(fmt::format(
-          "{} has {} rows in {} uneven pieces, which Muon does not bring together; route it to AdamW",
-          item.param.name(), item.param.tensor_shard()->size, item.param.tensor_shard()->parts));
-  for (auto& item : items)
-    if (!(item.weight_decay >= 0 && std::isfinite(item.weight_decay)))
-      wrong.push_back(fmt::format("weight decay {} of {} must be finite and not negative", item.weight_decay,
-                                  item.param.name()));
-  for (auto& item : items)
-    for (const std::string& problem : problems_of(item.settings))
-      wrong.push_back(fmt::format("{}: {}", item.param.name(), problem));
-  if (!wrong.empty()) throw InvalidArgument(fmt::format("Muon: {}", fmt::join(wrong, "; ")));
-
-  std::vector<TeamKey> keys;
-  std::vector<std::vector<MuonTeam::Slot>> slots;
-  for (auto& item : items) {
-    const TeamKey key = key_of(item.param);
-    const size_t team = static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
-    if (team == keys.size()) {
-      keys.push_back(key);
-      slots.emplace_back();
-    }
-    // state() returns tensors in the order of the items, for any teams.
-    order_.emplace_back(team, slots[team].size());
-    slots[team].push_back({item.param, item.weight_decay, {}, item.settings.lr_factor, order_.size() - 1});
-  }
-  if (!slots.empty()) {
-    // High priority: messages must not wait behind the matrix products that they overlap.
-    streams_->in = device.make_stream("muon in", StreamPriority::high);
-    streams_->out = device.make_stream("muon out", StreamPriority::high);
-  }
-  for (auto& list : slots) {
-    // Collective: teams are made in the order of the items, which is the same on all ranks.
-    teams_.push_back(std::make_unique<MuonTeam>(device, std::move(list), options_, *streams_, refinement));
-    plans_.push_back(teams_.back()->team().plan());
-  }
-}
-
-Muon::~Muon() {
-  if (std::uncaught_exceptions() <= exceptions_before_) return;
-  // The side streams end after this, in ~MatrixStreams. Without the abort they would wait for peers that
-  // never join.
-  for (auto& team : teams_) team->team().abort("an error ended its training; its own message tells which");
-}
-
-void Muon::step(Stream& compute, double lr, const Tensor& skip) {
-  // One team after the other on all ranks. Teams share the side streams, so different orders could deadlock.
-  for (auto& team : teams_) team->step(compute, lr, skip);
-}
-
-std::vector<StateTensor> Muon::state() const {
-  std::vector<StateTensor> out;
-  for (auto& [team, slot] : order_) {
-    const MuonTeam::Slot& s = teams_[team]->slots()[slot];
-    out.push_back({s.param, "momentum_buffer", s.momentum});
-  }
-  return out;
-}
-
-std::string Muon::explain() const {
-  if (teams_.empty()) return "Muon plan: no parameter goes to Muon\n";
-  std::string text;
-  for (auto& team : teams_) {
-    if (teams_.size() > 1) text += fmt::format("{}{}\n", text.empty() ? "" : "\n", team->team().describe());
-    text += sherd::explain(team->team().plan(), team->team().matrices(), plan_options(options_));
-  }
-  return text;
-}
-
-std::vector<Tensor> Muon::copy_statuses() {
-  std::vector<Tensor> statuses;
-  for (auto& team : teams_) statuses.push_back(team->team().copy_statuses(device_.compute()));
-  return statuses;
-}
-
-std::vector<std::pair<std::string, MatrixStatus>> Muon::report(const std::vector<Tensor>& statuses) const {
-  std::vector<std::pair<std::string, MatrixStatus>> all;
-  for (size_t i = 0; i < teams_.size(); ++i) {
-    const auto more = teams_[i]->team().report(statuses[i]);
-    all.insert(all.end(), more.begin(), more.end());
-  }
-  return all;
-}
-
-std::vector<std::pair<std::string, MatrixStatus>> Muon::report() {
-  const std::vector<Tensor> statuses = copy_statuses();
-  device_.compute().synchronize();
-  return report(statuses);
-}
+Muon::Muon(Device& device, std::vector<Item> items, const MuonOptions& options, MuonRefinement* refinement)
+    : WholeMatrices(device, std::move(items), std::make_shared<MuonRule>(options), momentum_options(options),
+                    refinement) {}
 
 }  // namespace sherd

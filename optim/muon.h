@@ -1,74 +1,26 @@
 // Muon: orthogonalized momentum for matrices.
 #pragma once
 
-#include <exception>
-#include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include <sherd/fsdp/group.h>
 #include <sherd/optim/muon/plan.h>
 #include <sherd/optim/muon/refinement.h>
-#include <sherd/optim/update_rule.h>
+#include <sherd/optim/whole_matrices.h>
 
 namespace sherd {
 
-class MuonTeam;
-struct MatrixStreams;
-
-/// Muon (Jordan et al. 2024) over sharded matrices. Each step runs momentum and Nesterov on the local
-/// elements (EMA form, as torch.optim.Muon). Every logical matrix (row block, matrix of a stack) is gathered
-/// where the plan says, orthogonalized, and the result sent back. Each rank updates its own elements:
+/// Muon (Jordan et al. 2024) over sharded matrices: WholeMatrices whose rule is orthogonalization.
 ///  w = decay * w - lr * scale * O.
-/// Momentum is sharded exactly like the parameter, so the state is independent of plans and modes.
-///
-/// Bits: local, owner and gather entries run one kernel on the same whole matrix and give the result of a
-/// single rank. gram entries and `distributed` tensor parallelism sum Gram matrices over ranks: equal to
-/// rounding.
-///
-/// Messages are sent in chunks, one all-to-all-v each way, on two side streams: chunk k is computed while k +
-/// 1 arrives and k - 1 returns. Matrices without messages come first.
-class Muon : public UpdateRule {
+/// gram entries and `distributed` tensor parallelism sum Gram matrices over ranks: equal to rounding.
+class Muon : public WholeMatrices {
  public:
   using Item = UpdateItem;
   /// Returns the factory for Optimizer.
   [[nodiscard]] static UpdateRuleFactory factory(const MuonOptions& options);
-  /// Makes communicators, and compares the plans' fingerprints once. Collective.
-  /// @throws ShapeMismatch naming every item that is neither a matrix nor a stack of them; InvalidArgument
-  /// naming all invalid options and weight decays, or when a forced mode is not possible; ShapeMismatch on
-  /// every rank when ranks planned differently.
-  /// @param refinement processes the orthogonalized matrices in place of Muon's scale, for an optimizer on
-  /// top of Muon; null: Muon itself. Outlives it; the same on every rank.
-  Muon(Device& device, std::vector<Item> items, MuonOptions options, MuonRefinement* refinement = nullptr);
-  /// Waits for the side streams. When an exception unwinds the rank, it aborts the group first.
-  ~Muon() override;
-  /// Queues one step. With `skip` other than 0 messages are sent all the same, but neither weights nor
-  /// momentum change.
-  void step(Stream& compute, double lr, const Tensor& skip = {}) override;
-  /// Returns momentum_buffer of every parameter.
-  std::vector<StateTensor> state() const override;
-
-  /// Returns a human-readable plan of each set of ranks that shares layouts (experts have their own).
-  std::string explain() const;
-  const std::vector<MatrixPlan>& plans() const { return plans_; }
-  /// Queues a device-to-host copy of the latest step's status of every matrix. Pass it to report() after the
-  /// compute stream has passed this point.
-  [[nodiscard]] std::vector<Tensor> copy_statuses();
-  /// Returns the logical matrices whose update in that step was zero because the matrix was zero or
-  /// non-finite. One rank of its team reports each matrix.
-  std::vector<std::pair<std::string, MatrixStatus>> report(const std::vector<Tensor>& statuses) const;
-  /// Returns the same for the latest step. Waits for the compute stream.
-  std::vector<std::pair<std::string, MatrixStatus>> report();
-
- private:
-  Device& device_;
-  MuonOptions options_;
-  std::vector<MatrixPlan> plans_;
-  std::vector<std::pair<size_t, size_t>> order_;  // team and slot of each item
-  int exceptions_before_ = std::uncaught_exceptions();
-  std::vector<std::unique_ptr<MuonTeam>> teams_;
-  std::unique_ptr<MatrixStreams> streams_;  // last: they finish before the communicators are destroyed
+  /// Collective, as WholeMatrices.
+  /// @throws as WholeMatrices does; InvalidArgument naming all invalid options.
+  Muon(Device& device, std::vector<Item> items, const MuonOptions& options,
+       MuonRefinement* refinement = nullptr);
 };
 
 }  // namespace sherd

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include <sherd/kernels/orthogonalize/orthogonalize.h>
-#include <sherd/optim/whole/plan_options.h>
-#include <sherd/optim/whole/transient_bytes.h>
+#include <sherd/optim/whole/momentum_options.h>
 
 namespace sherd {
 
-/// Name kept for older programs.
+/// Names kept for older programs.
 using MuonMode = MatrixMode;
+using MuonDecay = MatrixDecay;
+using MuonTensorMode = MatrixTensorMode;
 
 /// Factor of the update, from the shape of the (global) logical matrix, rows x cols = out x in:
 ///   original         sqrt(max(1, rows / cols))       (Jordan; torch.optim.Muon)
@@ -22,18 +23,7 @@ using MuonMode = MatrixMode;
 ///   shape_scaling    sqrt(max(1, rows / cols))       (Megatron)
 enum class MuonScale { original, match_rms_adamw, spectral, unit_rms_norm, shape_scaling };
 
-/// decoupled w *= 1 - lr*wd; independent w *= 1 - wd; l2 g += wd*w before the momentum; palm w *= 1 -
-/// lr^2*wd.
-enum class MuonDecay { decoupled, independent, l2, palm };
-
-/// Method for tensor-parallel matrices. duplicated gathers them over that dimension and orthogonalizes on
-/// every one of its ranks (the same bits as one rank). distributed sums Gram matrices over it (the gram form,
-/// also when the standard form is requested: the standard form is the gram form restarted after every step).
-enum class MuonTensorMode { duplicated, distributed };
-
 const char* name_of(MuonScale s);
-const char* name_of(MuonDecay d);
-const char* name_of(MuonTensorMode m);
 /// @throws InvalidArgument listing the legal names (all four).
 MuonMode parse_muon_mode(std::string_view name);  // "auto" is MuonMode::automatic
 MuonScale parse_muon_scale(std::string_view name);
@@ -67,7 +57,7 @@ struct MuonOptions {
 
 /// Returns scale_factor * the mode's formula.
 [[nodiscard]] double update_scale(const MuonOptions& options, int64_t rows, int64_t cols);
-/// Returns the factor of the weights for one step; 1 under l2.
-[[nodiscard]] double decay_factor(MuonDecay decay, double lr, double weight_decay);
+/// Returns the options that do not concern the iteration.
+[[nodiscard]] MomentumOptions momentum_options(const MuonOptions& options);
 
 }  // namespace sherd

@@ -14,19 +14,13 @@
 #include <sherd/optim/whole/detail/schedule.h>
 #include <sherd/optim/whole/detail/team_comms.h>
 #include <sherd/optim/whole/make_plan.h>
+#include <sherd/optim/whole/matrix_rule.h>
 
 namespace sherd {
 
 /// Side streams of one optimizer, shared by its teams: messages to the owners and results.
 struct MatrixStreams {
   std::unique_ptr<Stream> in, out;
-};
-
-/// Matrices [batch, rows, cols] of which this rank has a part: some of the rows if `contract_rows`, else some
-/// of the columns. x may be overwritten.
-struct MatrixPart {
-  Tensor x, out, status;
-  bool contract_rows;
 };
 
 /// Computation of an optimizer between the messages of a team. All calls queue on `compute`.

@@ -1,4 +1,4 @@
-// Muon on one team: momentum, orthogonalization and update. Private to optim/.
+// Optimizer of whole matrices on one team: momentum, rule and update. Private to optim/.
 #pragma once
 
 #include <functional>
@@ -7,29 +7,31 @@
 #include <vector>
 
 #include <sherd/kernels/ops.h>
-#include <sherd/optim/muon/plan.h>
-#include <sherd/optim/muon/refinement.h>
 #include <sherd/optim/whole/detail/team.h>
+#include <sherd/optim/whole/matrix_rule.h>
+#include <sherd/optim/whole/momentum_options.h>
+#include <sherd/optim/whole/refinement.h>
 
 namespace sherd {
 
-class MuonTeam : private MatrixClient {
+class MomentumTeam : private MatrixClient {
  public:
   struct Slot {
     Parameter param;
     double weight_decay = 0;
     Tensor momentum;  // flat f32, this rank's piece
     double lr_factor = 1;
-    size_t item = 0;  // index among Muon's items
+    size_t item = 0;  // index among the optimizer's items
   };
 
   /// Collective over the team, as MatrixTeam.
   /// @param slots parameters of groups with equal mesh and axes.
+  /// @param rule outlives the team.
   /// @param refinement null, or outlives the team.
-  MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MatrixStreams& streams,
-           MuonRefinement* refinement);
+  MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& rule, const MomentumOptions& options,
+               MatrixStreams& streams, MatrixRefinement* refinement);
 
-  /// Queues the update on `compute`; see Muon::step.
+  /// Queues the update on `compute`; see UpdateRule::step.
   void step(Stream& compute, double lr, const Tensor& skip);
 
   const std::vector<Slot>& slots() const { return slots_; }
@@ -47,8 +49,9 @@ class MuonTeam : private MatrixClient {
   const Slot& slot_of(int matrix) const { return slots_[team_.param_of(matrix)]; }
 
   std::vector<Slot> slots_;
-  MuonOptions options_;
-  MuonRefinement* refinement_;
+  MatrixRule& rule_;
+  MomentumOptions options_;
+  MatrixRefinement* refinement_;
   MatrixTeam team_;
   Tensor skip_frozen_;  // of parameters that are frozen: always 1
   double lr_ = 0;       // of the step that is being issued

@@ -1,0 +1,78 @@
+#include <sherd/optim/muon/detail/muon_rule.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <numeric>
+#include <utility>
+
+#include <sherd/kernels/ops.h>
+
+namespace sherd {
+namespace {
+
+/// Steps between two formations of X: the standard form is the gram form restarted after every step.
+std::vector<int> round_ends(const OrthogonalizeOptions& o) {
+  const int steps = static_cast<int>(o.steps.size());
+  std::vector<int> ends = o.restarts;
+  if (o.form == IterationForm::standard) {
+    ends.resize(static_cast<size_t>(steps - 1));
+    std::iota(ends.begin(), ends.end(), 1);
+  }
+  // Each entry is the step before which X is formed again; the last one ends the iteration.
+  ends.push_back(steps);
+  return ends;
+}
+
+}  // namespace
+
+// Ranks that form Gram matrices at different steps would add different matrices.
+std::string MuonRule::settings() const {
+  const OrthogonalizeOptions& ns = options_.orthogonalize;
+  std::string text = fmt::format("{} {} {} {} {} {}", name_of(options_.scale), options_.scale_factor,
+                                 static_cast<int>(ns.method), static_cast<int>(ns.form),
+                                 static_cast<int>(ns.working), ns.eps);
+  for (auto& [a, b, c] : ns.steps) text += fmt::format(" {} {} {}", a, b, c);
+  return text + fmt::format(" {}", fmt::join(ns.restarts, " "));
+}
+
+void MuonRule::compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) {
+  ops::orthogonalize(compute, out, in, status, options_.orthogonalize);
+}
+
+void MuonRule::compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,
+                             const std::function<Tensor(Shape)>& make,
+                             const std::function<void(const Tensor&)>& sum) {
+  std::vector<int64_t> begin = {0};
+  std::vector<Tensor> x, next;
+  std::vector<Shape> square;
+  for (auto& p : parts) {
+    const int64_t side = p.contract_rows ? p.x.size(2) : p.x.size(1);
+    square.push_back({p.x.size(0), side, side});
+    begin.push_back(begin.back() + numel_of(square.back()));
+    x.push_back(p.x);
+    next.push_back(p.out);
+  }
+  // All parts side by side: `sum` needs one collective per round.
+  const Tensor grams = make({begin.back()});
+  int first = 0;
+  for (const int last : round_ends(options_.orthogonalize)) {
+    const auto gram = [&](size_t k) { return grams.flat(begin[k], begin[k + 1]).view(square[k]); };
+    for (size_t k = 0; k < parts.size(); ++k)
+      ops::gram_product(compute, gram(k), x[k], parts[k].contract_rows);
+    // R = sum of the parts' X^T X (rows cut) or X X^T (columns cut): the only data that travels.
+    sum(grams);
+    for (size_t k = 0; k < parts.size(); ++k) {
+      const Tensor q = make(square[k]);
+      ops::gram_iterate(compute, q, gram(k), parts[k].status, first, last, options_.orthogonalize);
+      ops::gram_apply(compute, next[k], x[k], q, parts[k].contract_rows);
+      // X <- X Q or Q X alternates between the two buffers, without a third.
+      std::swap(x[k], next[k]);
+    }
+    first = last;
+  }
+  for (size_t k = 0; k < parts.size(); ++k)
+    if (x[k].raw() != parts[k].out.raw()) ops::copy(compute, parts[k].out, x[k]);
+}
+
+}  // namespace sherd

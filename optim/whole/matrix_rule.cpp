@@ -1,0 +1,20 @@
+#include <sherd/optim/whole/matrix_rule.h>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+
+void MatrixRule::compute_parts(Stream&, const std::vector<MatrixPart>&, const std::function<Tensor(Shape)>&,
+                               const std::function<void(const Tensor&)>&) {
+  throw InvalidArgument(fmt::format(
+      "{} has no form for matrices in parts; use MatrixTensorMode::duplicated and another mode than gram",
+      name()));
+}
+
+int64_t MatrixRule::tensor_bytes(const LogicalMatrix& m) const {
+  return m.tensor_dim < 0 ? 0 : static_cast<int64_t>(sizeof(float)) * m.numel() * (m.tensor_parts - 1);
+}
+
+}  // namespace sherd

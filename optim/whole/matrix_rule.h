@@ -1,0 +1,62 @@
+// Rule of an optimizer that needs whole matrices.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <sherd/kernels/device/stream.h>
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/optim/whole/matrix_work.h>
+
+namespace sherd {
+
+/// Matrices [batch, rows, cols] of which this rank has a part: some of the rows if `contract_rows`, else some
+/// of the columns. x may be overwritten.
+struct MatrixPart {
+  Tensor x, out, status;
+  bool contract_rows;
+};
+
+/// Update of whole matrices, a function of their momentum. WholeMatrices does everything else: it advances the momentum
+/// of this rank's elements, brings each logical matrix (row block, matrix of a stack) to the ranks that compute it,
+/// calls compute(), sends the results back and updates the weights. Balance, messages, tensor-parallel parts, experts,
+/// replicas, skipped steps and checkpoints need nothing from the rule.
+///
+/// The functions of MatrixWork have the values of a rule without a form for rows on several ranks. One rank's thread
+/// calls all functions. Every rank has a rule of its own with equal settings().
+class MatrixRule : public MatrixWork {
+ public:
+  /// Returns the FLOPs of compute() for one matrix: the cost that plans balance.
+  virtual double matrix_flops(int64_t rows, int64_t cols) const = 0;
+  /// Returns all that results depend on, in words. Ranks with other words get an error at the start.
+  virtual std::string settings() const = 0;
+  /// Returns all invalid options, each with its value; empty when valid.
+  virtual std::vector<std::string> problems() const { return {}; }
+  /// Returns the factor of the result for a whole matrix of this shape: w = decay * w - lr * scale * result.
+  virtual double scale(int64_t, int64_t) const { return 1; }
+
+  /// Queues the computation of matrices on `compute`: in and out f32 [batch, rows, cols], contiguous, not overlapping.
+  /// Matrices are computed each by itself: the bits of a result depend neither on its batch nor on other matrices, and
+  /// are the same on every rank. Waits for nothing.
+  /// @param status i32 [batch], a MatrixStatus of each matrix; 0 (fine) when nothing is written.
+  virtual void compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) = 0;
+  /// Queues the computation of matrices whose rows or columns are on several ranks. `make` returns f32 memory, `sum`
+  /// queues the sum of a tensor over the ranks with the other parts. Called on all of these ranks, on some without a
+  /// part. Only for rules with gram_is_possible() or distributed tensor parallelism.
+  virtual void compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,
+                             const std::function<Tensor(Shape)>& make,
+                             const std::function<void(const Tensor&)>& sum);
+
+  std::string description() const override { return settings(); }
+  std::vector<int64_t> options_as_words() const override { return {}; }
+  double cost(const LogicalMatrix& m) const override { return flops(m); }
+  double flops(const LogicalMatrix& m) const override { return matrix_flops(m.whole_rows(), m.whole_cols()); }
+  /// The other parts, f32.
+  int64_t tensor_bytes(const LogicalMatrix& m) const override;
+  bool gram_is_possible(const LogicalMatrix&) const override { return false; }
+  double gram_flops(const LogicalMatrix&, int) const override { return 0; }
+  int64_t gram_bytes(const LogicalMatrix&, int) const override { return 0; }
+};
+
+}  // namespace sherd
