@@ -7,6 +7,7 @@
 
 #include <sherd/kernels/device/stream.h>
 #include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/orthogonalize/orthogonalize_options.h>
 #include <sherd/optim/whole/matrix_work.h>
 
 namespace sherd {
