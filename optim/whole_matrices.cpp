@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include <sherd/optim/whole/detail/momentum_team.h>
+#include <sherd/optim/whole/plan_text.h>
 
 namespace sherd {
 namespace {
