@@ -280,8 +280,8 @@ one_run() {
     [[ -d $weights ]] && weights+=model.safetensors
     if [[ $code == 0 ]] && ! same_bits "$weights" "$folder" "$step" "$on"; then verdict="lost (other bits)"; fi
     if [[ $kind =~ ^(delayed|room)$ && $starts != 1 ]]; then verdict="lost ($starts starts)"; fi
-    if [[ $kind =~ ^(killed|keeper|exported)$ && $starts == 1 ]]; then verdict="lost (nobody saw it)"; fi
-    if [[ $kind == keeper ]] && ! grep -qE "start 2 of .*because (only [0-9]+ ranks began, )?rank $rank\\b" "$scratch/run.err"; then
+    if [[ $kind =~ ^(killed|keeper|exported)$ && $starts == 1 ]]; then verdict="lost (not detected)"; fi
+    if [[ $kind == keeper ]] && ! grep -qE "start 2 of .*because (only [0-9]+ ranks began, )?rank ([0-9]+, )*$rank\\b" "$scratch/run.err"; then
       verdict="lost (rank $rank is not named)"
     fi
     first=$(sed -n "/$again_from/,\$ s/.*start [0-9]* of .* from step \([0-9]*\).*/\1/p" "$scratch/run.err" | head -1)

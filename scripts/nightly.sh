@@ -70,6 +70,7 @@ packages() {
 }
 stage "packages" packages
 wheel() {
+  rm -rf build/wheelhouse
   python3 -m venv build/wheel-venv && build/wheel-venv/bin/pip -q wheel --no-deps -w build/wheelhouse . || return 1
   tests/packaging/wheel_test.sh "$PWD" build/wheelhouse/sherd-*.whl
 }

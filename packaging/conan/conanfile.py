@@ -47,7 +47,7 @@ class Sherd(ConanFile):
 
     def generate(self):
         toolchain = CMakeToolchain(self)
-        for name in ("TESTS", "SAMPLES", "BENCH", "TOOLS", "CUDA"):
+        for name in ("TESTS", "SAMPLES", "BENCH", "TOOLS", "CUDA", "WERROR"):
             toolchain.cache_variables[f"SHERD_{name}"] = False
         toolchain.cache_variables["SHERD_MPI"] = bool(self.options.mpi)
         toolchain.generate()

@@ -2,6 +2,7 @@
 // that is written. It trains sharded over three ranks, and is saved and resumed on two.
 //
 //   sample_08_own_matrix_rule [FOLDER]     where to save [out/sample_08]
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -11,30 +12,32 @@
 using namespace sherd;
 
 // y = x / sigma_max(x), x [rows, cols]: power iteration on x^T x.
-void normalise(float* y, const float* x, int64_t rows, int64_t cols) {
-  std::vector<double> u(static_cast<size_t>(rows)), v(static_cast<size_t>(cols), 1);
+void normalise(float* y, const float* x, size_t rows, size_t cols) {
+  std::vector<double> u(rows), v(cols, 1);
   double sigma = 0;
   for (int step = 0; step < 30; ++step) {
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = u[i] = 0; j < cols; ++j) u[i] += x[i * cols + j] * v[j];
-    for (int64_t j = 0; j < cols; ++j)
-      for (int64_t i = v[j] = 0; i < rows; ++i) v[j] += x[i * cols + j] * u[i];
+    std::fill(u.begin(), u.end(), 0);
+    for (size_t i = 0; i < rows * cols; ++i) u[i / cols] += x[i] * v[i % cols];
+    std::fill(v.begin(), v.end(), 0);
+    for (size_t i = 0; i < rows * cols; ++i) v[i % cols] += x[i] * u[i / cols];
     double norm = 0;
     for (const double a : v) norm += a * a;
     sigma = std::sqrt(std::sqrt(norm));  // |x^T x v| is sigma^2
     for (double& a : v) a /= norm > 0 ? std::sqrt(norm) : 1;
   }
-  for (int64_t i = 0; i < rows * cols; ++i) y[i] = sigma > 0 ? static_cast<float>(x[i] / sigma) : 0;
+  for (size_t i = 0; i < rows * cols; ++i) y[i] = sigma > 0 ? static_cast<float>(x[i] / sigma) : 0;
 }
 
 struct SpectralRule : MatrixRule {
   std::string name() const override { return "spectral"; }
   std::string settings() const override { return "30 iterations"; }
-  double matrix_flops(int64_t rows, int64_t cols) const override { return 120.0 * rows * cols; }
+  double matrix_flops(int64_t rows, int64_t cols) const override {
+    return 120.0 * static_cast<double>(rows * cols);
+  }
   void compute(Stream& s, const Tensor& out, const Tensor& in, const Tensor&) override {
     s.submit("spectral", [=](ExecutionContext&) {
-      const int64_t rows = in.size(1), cols = in.size(2);
-      for (int64_t at = 0; at < in.numel(); at += rows * cols)
+      const auto rows = static_cast<size_t>(in.size(1)), cols = static_cast<size_t>(in.size(2));
+      for (size_t at = 0; at < static_cast<size_t>(in.numel()); at += rows * cols)
         normalise(out.data<float>() + at, in.data<float>() + at, rows, cols);
     });
   }

@@ -46,6 +46,9 @@ def main(page, programs):
                         damage(folder, command)
                     done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=600)
                     output, ran = done.stdout + done.stderr, ran + 1
+                    if done.returncode < 0 or done.returncode > 2:  # 1 and 2: failures that a page may show
+                        print(f"{page}: exit code {done.returncode} of {command}\n{output}")
+                        failed = 1
             elif output:
                 for line in block:
                     pattern = ".*".join(map(re.escape, line.split("...")))

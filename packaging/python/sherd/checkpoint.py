@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import re
 import struct
 
 import numpy
@@ -36,8 +37,9 @@ def load_checkpoint(path, optim=True, verify=True):
     the file and the range of its bytes.
     """
     folder = pathlib.Path(path)
-    if not (folder / "manifest.binpb").is_file() and (folder / "latest").is_file():
-        folder /= (folder / "latest").read_text().strip()
+    if not (folder / "manifest.binpb").is_file():
+        saved = [p for p in folder.glob("step_*") if re.fullmatch(r"step_\d{8,}", p.name) and (p / "manifest.binpb").is_file()]
+        folder = max(saved, key=_sequence, default=folder)
     manifest = _message(_manifest(folder))
     training = _message(manifest.get(1, [b""])[0])
     files = [_message(file) for file in manifest.get(2, [])]
@@ -55,11 +57,18 @@ def load_checkpoint(path, optim=True, verify=True):
                       {_text(entry, 1): _text(entry, 2) for entry in entries}, *sections)
 
 
+def _sequence(folder):
+    """Sequence number of a checkpoint, by which the newest one is known: a crash can leave `latest` behind."""
+    with open(folder / "manifest.binpb", "rb") as file:
+        prefix = file.read(24)
+    return struct.unpack_from("<Q", prefix, 16)[0] if len(prefix) == 24 else -1
+
+
 def _manifest(folder):
     """The message of manifest.binpb, after its prefix and checksums are checked."""
     file = folder / "manifest.binpb"
     if not file.is_file():
-        raise FileNotFoundError(f"'{folder}' is not a checkpoint or a save folder: it has neither manifest.binpb nor latest; "
+        raise FileNotFoundError(f"'{folder}' is not a checkpoint or a save folder: it has neither manifest.binpb nor a checkpoint step_NNNNNNNN; "
                                 "give the folder that --save named, or step_NNNNNNNN below it")
     data = file.read_bytes()
     if len(data) < 48 or data[:8] != b"sherdckp":

@@ -96,7 +96,11 @@ int keep_rank(const std::vector<std::string>& command) {
   if (::gethostname(host, sizeof host - 1) == 0) report.host = host;
   Witness witness(report);
   const pid_t program = ::fork();
-  if (program == -1) throw Error(fmt::format("cannot start a process: {}", std::strerror(errno)));
+  if (program == -1) {
+    const int error = errno;  // before dismiss() changes it
+    witness.dismiss();
+    throw Error(fmt::format("cannot start a process: {}", std::strerror(error)));
+  }
   if (program == 0) become(command, keeper, before);
 
   witness.watches(program);

@@ -172,8 +172,9 @@ class Start {
       });
     if (report.kind == Kind::started) {
       out_.begun.insert(report.rank);
-      // The launcher starts them all at once: one whose keeper was killed before it could report never begins.
-      if (++begun_ == 1) until_ = std::min(until_, Clock::now() + options_.begin_within / 4);
+      // The launcher starts all ranks at once. A rank whose keeper is killed before its report never begins.
+      if (++begun_ == 1 && out_.stop_signal == 0)
+        until_ = std::min(until_, Clock::now() + options_.begin_within / 4);
       if (static_cast<int64_t>(begun_) != options_.ranks) return;
       out_.began = true;
       out_.all_begun = Clock::now();

@@ -59,7 +59,8 @@ struct WholeModel : MadeGradients {
   void put_gradients() override {
     for (auto& p : own_parameters()) {
       std::vector<float> g(static_cast<size_t>(p.numel()));
-      for (size_t i = 0; i < g.size(); ++i) g[i] = std::sin(0.37f * static_cast<float>(i * i % 101) + step);
+      for (size_t i = 0; i < g.size(); ++i)
+        g[i] = std::sin(0.37f * static_cast<float>(i * i % 101) + static_cast<float>(step));
       const Tensor grad = p.grad();
       Stream& stream = grad.device().compute();
       const Tensor mine = Tensor::empty(grad.device(), grad.shape(), DType::f32, "test");
