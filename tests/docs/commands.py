@@ -64,9 +64,10 @@ def main(page, programs):
 def calls(page):
     """Program, subcommands and arguments of each command of a page; `sherd run ... -- train_gpt ...` is two."""
     text = "\n".join("\n".join(block) for block in blocks(page)).replace("\\\n", " ")
-    # Not as the argument of another program.
-    for call in re.findall(rf"(?:^|-- ){PROGRAM}(.*?)(?=-- {PROGRAM}|#|$)", text, flags=re.M):
-        words = call.split()
+    for call in re.finditer(PROGRAM + rf"(.*?)(?={PROGRAM}|#|$)", text, flags=re.M):
+        if re.search(r"--[a-z-]+ +$", text[:call.start()][-80:]):  # the value of another program's flag
+            continue
+        words = call[1].split()
         depth = 1 if words[0] != "sherd" else 3 if words[1:2] == ["ckpt"] else 2
         yield words[:depth], words[depth:]
 
