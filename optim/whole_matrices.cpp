@@ -101,8 +101,8 @@ WholeMatrices::WholeMatrices(Device& device, std::vector<UpdateItem> items, std:
   }
   if (!slots.empty()) {
     // High priority: messages must not wait behind the matrix products that they overlap.
-    streams_->in = device.make_stream("muon in", StreamPriority::high);
-    streams_->out = device.make_stream("muon out", StreamPriority::high);
+    streams_->in = device.make_stream(rule_->label() + " in", StreamPriority::high);
+    streams_->out = device.make_stream(rule_->label() + " out", StreamPriority::high);
   }
   for (auto& list : slots) {
     // Collective: teams are made in the order of the items, which is the same on all ranks.

@@ -2,9 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
+
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
+
+std::string MatrixRule::label() const {
+  std::string text = name();
+  for (char& letter : text) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  return text;
+}
 
 void MatrixRule::compute_parts(Stream&, const std::vector<MatrixPart>&, const std::function<Tensor(Shape)>&,
                                const std::function<void(const Tensor&)>&) {

@@ -28,6 +28,8 @@ struct MatrixPart {
 /// calls all functions. Every rank has a rule of its own with equal settings().
 class MatrixRule : public MatrixWork {
  public:
+  /// Returns the name in lower case: prefix of the names of streams and buffers.
+  std::string label() const;
   /// Returns the FLOPs of compute() for one matrix: the cost that plans balance.
   virtual double matrix_flops(int64_t rows, int64_t cols) const = 0;
   /// Returns all that results depend on, in words. Ranks with other words get an error at the start.

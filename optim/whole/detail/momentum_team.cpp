@@ -1,6 +1,5 @@
 #include <sherd/optim/whole/detail/momentum_team.h>
 
-#include <cctype>
 #include <map>
 #include <utility>
 
@@ -28,13 +27,8 @@ std::vector<Parameter> params_of(const std::vector<MomentumTeam::Slot>& slots) {
   return params;
 }
 
-std::string label_of(std::string name) {
-  for (char& letter : name) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-  return name;
-}
-
 MatrixTeamOptions team_options(const MatrixRule& rule, const MomentumOptions& o, bool refined) {
-  return {.label = label_of(rule.name()),
+  return {.label = rule.label(),
           .plan = {.mode = o.mode,
                    .allow_inexact = o.allow_inexact,
                    .payload_bytes = size_of(o.payload),

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -116,39 +117,24 @@ TEST(WholeMatrices, HaveTheBitsOfOneRank) {
   }
 }
 
-TEST(WholeMatrices, RanksWithOtherSettingsAreRefused) {
-  const std::string message = message_of<std::exception>([] {
-    launch(2, [](RankContext& r) {
+// The error of the constructor on two ranks; `words`: settings of each rank's rule.
+std::string refused(const MomentumOptions& options,
+                    const std::array<const char*, 2>& words = {"same", "same"}) {
+  return message_of<std::exception>([&] {
+    launch(2, [&](RankContext& r) {
       WholeModel model;
       fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
-      WholeMatrices(*r.device, items_of(model),
-                    std::make_shared<WholeRule>(r.world->rank() == 0 ? "one" : "another"), {});
+      const char* mine = words[static_cast<size_t>(r.world->rank())];
+      WholeMatrices(*r.device, items_of(model), std::make_shared<WholeRule>(mine), options);
     });
   });
-  EXPECT_THAT(message, HasSubstr("the ranks made different Whole plans"));
 }
 
-TEST(WholeMatrices, ModesWithoutAFormAreRefused) {
-  const std::string message = message_of<std::exception>([] {
-    launch(2, [](RankContext& r) {
-      WholeModel model;
-      fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
-      WholeMatrices(*r.device, items_of(model), std::make_shared<WholeRule>(), {.mode = MatrixMode::gram});
-    });
-  });
-  EXPECT_THAT(message, HasSubstr("Whole mode gram"));
-}
-
-TEST(WholeMatrices, InvalidOptionsAreNamedTogether) {
-  const std::string message = message_of<std::exception>([] {
-    launch(1, [](RankContext& r) {
-      WholeModel model;
-      fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
-      WholeMatrices(*r.device, items_of(model), std::make_shared<WholeRule>(),
-                    {.momentum = 2, .transient_bytes = -1});
-    });
-  });
-  EXPECT_THAT(message, HasSubstr("Whole: momentum 2 must lie in [0, 1); transient_bytes -1"));
+TEST(WholeMatrices, WhatDoesNotFitIsRefused) {
+  EXPECT_THAT(refused({}, {"one", "another"}), HasSubstr("the ranks made different Whole plans"));
+  EXPECT_THAT(refused({.mode = MatrixMode::gram}), HasSubstr("Whole mode gram"));
+  EXPECT_THAT(refused({.momentum = 2, .transient_bytes = -1}),
+              HasSubstr("Whole: momentum 2 must lie in [0, 1); transient_bytes -1"));
 }
 
 }  // namespace
