@@ -7,6 +7,8 @@
 
 #include <sherd/train/report/timeline.h>
 
+#include "context_exchange.h"
+
 namespace sherd::tools {
 namespace {
 
@@ -26,7 +28,31 @@ train_gpt::ForecastOptions options_of(const PlanRequest& r) {
     options.build = [shape = middle_stage(*r.shape, r.pipeline)](
                         const train_gpt::TrainConfig&, const nn::TensorParallel&,
                         const nn::ExpertParallel& ep) { return planned_model(shape, ep); };
+  if (r.listed)
+    options.build = [listed = r.listed](const train_gpt::TrainConfig&, const nn::TensorParallel&,
+                                        const nn::ExpertParallel&) { return listed_model(*listed); };
   return options;
+}
+
+int64_t rows_of(const train_gpt::TrainConfig& c) { return c.batch / (c.data_ranks() * c.grad_accum) * c.seq; }
+
+ContextPlan context_of(const PlanRequest& r) {
+  return {.ranks = r.context,
+          .part = r.config.seq,
+          .kv_bytes = rows_of(r.config) * r.kv_width * size_of(train_gpt::dtype_named(r.config.precision)),
+          .ranks_per_host = r.hardware.ranks_per_host};
+}
+
+/// What a forecast says of the byte model in place of the request's.
+void take_model(Plan& plan, const PlanRequest& r) {
+  TokenWork work = r.shape ? token_work(*r.shape) : TokenWork{};
+  if (r.listed) work = token_work(*r.listed);
+  if (!r.shape && !r.listed) work = train_gpt::token_work(r.config);
+  plan.flops_per_token = training_flops(work, r.tokens_of_sequence());
+  if (!r.shape && !r.listed) return;
+  const ParameterCount count = r.shape ? count_parameters(*r.shape) : count_parameters(*r.listed);
+  plan.parameters = count.all;
+  plan.active_parameters = count.active;
 }
 
 /// Further ranks, once the first one's plan is known.
@@ -48,8 +74,7 @@ std::set<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks w
 /// Bytes that a stage keeps of a microbatch between its forward and its backward: with recomputation the blocks' inputs.
 int64_t kept_activations(const PlanRequest& r, const RankForecast& rank) {
   if (r.config.recompute != "blocks") return rank.by_class.at("activation");
-  const int64_t rows = r.config.batch / (r.config.data_ranks() * r.config.grad_accum) * r.config.seq;
-  return middle_stage(*r.shape, r.pipeline).layers * rows * r.shape->dim *
+  return middle_stage(*r.shape, r.pipeline).layers * rows_of(r.config) * r.shape->dim *
          size_of(train_gpt::dtype_named(r.config.precision));
 }
 
@@ -73,6 +98,7 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
   const train_gpt::ForecastOptions options = options_of(r);
   Plan plan;
   const auto take = [&](Forecast f) {
+    add_context(f.rank, context_of(r));
     StepTime time = play(f.rank.record, r.hardware);
     add_pipeline(r, f.rank, time);
     if (time.total > plan.time.total) plan.time = time;
@@ -82,13 +108,7 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
   Forecast first = train_gpt::forecast(r.config, 0, options);
   plan.parameters = first.parameters;
   plan.active_parameters = first.active_parameters;
-  plan.flops_per_token = first.flops_per_token;
-  if (r.shape) {
-    const ParameterCount count = count_parameters(*r.shape);
-    plan.parameters = count.all;
-    plan.active_parameters = count.active;
-    plan.flops_per_token = training_flops(token_work(*r.shape), r.config.seq);
-  }
+  take_model(plan, r);
   const std::set<int> further = further_ranks(first, r.config.ranks, which);
   take(std::move(first));
   for (const int rank : further) take(train_gpt::forecast(r.config, rank, options));
@@ -106,7 +126,8 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
 }
 
 std::string predicted_trace(const PlanRequest& r) {
-  const Forecast f = train_gpt::forecast(r.config, 0, options_of(r));
+  Forecast f = train_gpt::forecast(r.config, 0, options_of(r));
+  add_context(f.rank, context_of(r));
   Timeline timeline{.title = "predicted step", .marks = {{"step", 0}}};
   (void)play(f.rank.record, r.hardware, &timeline.records);
   return chrome_trace(timeline);

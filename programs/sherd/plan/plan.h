@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,17 +12,25 @@
 
 #include "config.h"
 #include "forecast.h"
+#include "listed_model.h"
 #include "planned_model.h"
 
 namespace sherd::tools {
 
 struct PlanRequest {
-  /// Of the run; with a pipeline of one stage: ranks are the stage's.
+  /// Of the run. With a pipeline: ranks are a stage's. With context parallelism: each rank's part of a sequence is a
+  /// sequence.
   train_gpt::TrainConfig config;
   HardwareProfile hardware;
-  std::optional<PlannedShape> shape = {};  // of a model that is planned only, all stages
+  std::optional<PlannedShape> shape = {};          // of a model that is planned only, all stages
+  std::shared_ptr<const ListedModel> listed = {};  // of which a list of parameters is known alone
   int pipeline = 1;
+  int context = 1;       // ranks that share a sequence
+  int64_t kv_width = 0;  // elements of a token's keys and values in a block; for context parallelism
   std::vector<std::string> notes = {};  // what the plan assumes, a line each
+
+  int64_t tokens_of_sequence() const { return config.seq * context; }
+  int64_t sequences() const { return config.batch / context; }
 };
 
 struct Plan {

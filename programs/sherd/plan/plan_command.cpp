@@ -57,6 +57,15 @@ CLI::App* PlanCommand::add_to(CLI::App& app) {
       ->type_name("N")
       ->capture_default_str()
       ->check(whole_number(1, 1024));
+  sub->add_option("--context", flags.context,
+                  "ranks that share a sequence, planned only; divides --world and --seq")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(whole_number(1, 65536));
+  sub->add_option("--params", flags.params,
+                  "model as a list of parameters: a JSON file as sherd layout takes it, or a safetensors "
+                  "file or folder, whose headers are read")
+      ->type_name("PATH");
   sub->add_flag("--compare", compare,
                 "plan all strategies, layouts and Muon modes, the fastest that fits first");
   sub->add_option("--sweep", sweep,

@@ -9,6 +9,8 @@
 #include <sherd/kernels/device/error.h>
 #include <sherd/nn/models/presets.h>
 
+#include "model_source.h"
+
 namespace sherd::tools {
 namespace {
 
@@ -96,9 +98,42 @@ std::string sequence_of(const std::string& model) {
   return std::to_string(known ? std::min(kSequence, nn::preset(model).positions) : kSequence);
 }
 
+/// Each rank's part of a sequence becomes a sequence, so that the run's data ranks are all of them.
+void split_sequences(PlanRequest& r, RunFlags& run, int64_t context) {
+  if (context == 1) return;
+  const int64_t seq = run.number("--seq", train_gpt::TrainConfig().seq), world = run.number("--ranks", 1);
+  const int64_t data_ranks = world / run.number("--tp", 1);
+  if (data_ranks % context != 0 || seq % context != 0)
+    throw InvalidArgument(fmt::format(
+        "--context {}: must divide {} ranks with data and the {} tokens of --seq", context, data_ranks, seq));
+  const int64_t batch = run.number("--batch", 1);
+  for (const char* const flag : {"--seq", "--batch"}) run.take(flag);
+  run.set("--seq", std::to_string(seq / context));
+  run.set("--batch", std::to_string(batch * context));
+  r.context = static_cast<int>(context);
+  r.notes.push_back(
+      fmt::format("context parallelism is planned only: {} ranks share a sequence and exchange keys and "
+                  "values while attention computes",
+                  context));
+}
+
+/// As many sequences as data ranks and microbatches, unless they are given.
+void set_batch(RunFlags& run, int64_t data_ranks, int64_t context) {
+  const int64_t rows = std::max<int64_t>(1, data_ranks) * run.number("--grad-accum", 1);
+  run.set_unless_given("--batch", std::to_string(std::max<int64_t>(1, rows / context)));
+}
+
+/// Of one block, on a rank.
+int64_t kv_width(const train_gpt::TrainConfig& c) {
+  if (c.model.empty()) return 2 * c.dim / c.tp;
+  const nn::ModelDescription d = train_gpt::model_source(c).config.description;
+  return 2 * d.kv_heads * d.head_dim / c.tp;
+}
+
 /// Stage of a model that is planned only: its ranks, and what the byte model of train_gpt cannot say.
-void take_planned(PlanRequest& r, const std::string& name, RunFlags& run, int64_t pipeline) {
-  r.shape = planned_shape(name);
+void take_planned(PlanRequest& r, const std::string& name, RunFlags& run, const PlanFlags& flags) {
+  const int64_t pipeline = flags.pipeline;
+  const PlannedShape& p = r.shape.emplace(planned_shape(name));
   r.pipeline = static_cast<int>(pipeline);
   r.notes.push_back(fmt::format("{} is planned only: its attention has no kernel here", name));
   const int64_t ep = number_above_zero(run.take("--expert-parallel"), "--expert-parallel");
@@ -114,7 +149,9 @@ void take_planned(PlanRequest& r, const std::string& name, RunFlags& run, int64_
   run.take("--ranks");
   run.set("--ranks", std::to_string(ranks));
   run.set_unless_given("--seq", sequence_of(name));
-  run.set_unless_given("--batch", std::to_string(ranks * run.number("--grad-accum", 1)));
+  set_batch(run, ranks, flags.context);
+  split_sequences(r, run, flags.context);
+  r.kv_width = p.kv_lora > 0 ? p.heads * (p.nope + p.rope + p.value) : 2 * p.kv_heads * p.head_dim;
   r.config = run.parse();
   r.config.experts = r.shape->experts;
   r.config.expert_top_k = r.shape->top_k;
@@ -126,19 +163,50 @@ void take_planned(PlanRequest& r, const std::string& name, RunFlags& run, int64_
                     pipeline));
 }
 
-void take_model(PlanRequest& r, const std::optional<std::string>& model, RunFlags& run, int64_t pipeline) {
-  if (pipeline > 1)
-    throw InvalidArgument(
-        "--pipeline: is planned for deepseek-v3, kimi-k2 and gpt-oss-120b alone; leave it out");
+void take_model(PlanRequest& r, const std::optional<std::string>& model, RunFlags& run,
+                const PlanFlags& flags) {
   if (model) {
     run.set_unless_given("--seq", sequence_of(*model));
     run.set("--model", folder_of(*model));
     run.add("--from-scratch");
     run.set_unless_given("--tokens", "planned");  // no data is read
   }
-  const int64_t data_ranks = std::max<int64_t>(1, run.number("--ranks", 1) / run.number("--tp", 1));
-  run.set_unless_given("--batch", std::to_string(data_ranks * run.number("--grad-accum", 1)));
+  set_batch(run, run.number("--ranks", 1) / run.number("--tp", 1), flags.context);
+  split_sequences(r, run, flags.context);
   r.config = run.parse();
+  r.kv_width = kv_width(r.config);
+  if (!model || flags.context == 1) return;
+  const int64_t positions = train_gpt::model_source(r.config).config.description.positions;
+  if (r.tokens_of_sequence() > positions)
+    throw InvalidArgument(
+        fmt::format("--seq {}: the model has {} positions; plan a config.json that has more",
+                    r.tokens_of_sequence(), positions));
+}
+
+/// A model of which the parameters alone are known, in place of the byte model.
+void take_listed(PlanRequest& r, RunFlags& run, const PlanFlags& flags) {
+  if (run.has("--model")) throw InvalidArgument("--params and --model (--preset): give one of them");
+  if (flags.context > 1)
+    throw InvalidArgument("--context: a list of parameters does not describe attention; leave it out");
+  for (const char* const flag : {"--tp", "--experts", "--expert-parallel"})
+    if (run.has(flag))
+      throw InvalidArgument(fmt::format("{}: a model of --params is planned without; leave it out", flag));
+  const int64_t top_k = number_above_zero(run.take("--expert-top-k"), "--expert-top-k");
+  const auto listed = std::make_shared<const ListedModel>(ListedModel{read_listed(flags.params), top_k});
+  const bool muon =
+      std::ranges::any_of(listed->params, [](const ParamEntry& e) { return e.optimizer == Algorithm::muon; });
+  if (muon) run.set_unless_given("--optimizer", "muon");
+  const std::string optimizer = run.value("--optimizer").value_or("adamw");
+  if (optimizer != "adamw") run.set_unless_given("--route", listed_routes(optimizer));
+  set_batch(run, run.number("--ranks", 1), 1);
+  r.config = run.parse();
+  r.listed = listed;
+  r.notes.push_back(
+      "of the model the list of parameters is known alone: activations are the outputs of its products, and "
+      "attention is left out");
+  if (std::ranges::any_of(listed->params, [](const ParamEntry& e) { return e.shape.size() > 2; }))
+    r.notes.push_back(
+        fmt::format("stacks of matrices are experts, of which a token takes {} (--expert-top-k)", top_k));
 }
 
 }  // namespace
@@ -154,11 +222,18 @@ PlanRequest parse_plan(const PlanFlags& flags) {
   RunFlags run(flags.run);
   const bool gpu = r.hardware.peak_flops >= 10e12;
   if (gpu) run.set_unless_given("--precision", "bf16");
-  const std::optional<std::string> model = run.take("--model");
-  if (model && is_planned(*model))
-    take_planned(r, *model, run, flags.pipeline);
+  const bool listed = !flags.params.empty();
+  const std::optional<std::string> model = listed ? std::nullopt : run.take("--model");
+  const bool planned = model && is_planned(*model);
+  if (flags.pipeline > 1 && !planned)
+    throw InvalidArgument(
+        "--pipeline: is planned for deepseek-v3, kimi-k2 and gpt-oss-120b alone; leave it out");
+  if (listed)
+    take_listed(r, run, flags);
+  else if (planned)
+    take_planned(r, *model, run, flags);
   else
-    take_model(r, model, run, flags.pipeline);
+    take_model(r, model, run, flags);
   if (gpu) r.config.device = "cuda";
   if (gpu)
     r.notes.push_back("scratch memory of GPU kernels and libraries, and a CUDA context, are not counted");

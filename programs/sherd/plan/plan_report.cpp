@@ -19,10 +19,11 @@ std::string heading(const PlanRequest& r, const Plan& p) {
       "{} parameters, {} active; {:.2f} GFLOP per token\n{} ranks of {}; {}{}{}; layout {}; {}; {} {}\n",
       p.parameters, p.active_parameters, p.flops_per_token / 1e9, c.ranks * r.pipeline, r.hardware.name,
       c.strategy, c.replicas > 1 ? fmt::format(", {} replicas, outer {}", c.replicas, c.outer) : "",
-      r.pipeline > 1 ? fmt::format(", {} stages", r.pipeline) : "", c.layout, c.precision, c.optimizer,
-      c.optimizer == "muon" ? c.muon_mode : "");
-  return text + fmt::format("{} sequences of {} tokens per step, {} microbatch{}\n\n", c.batch, c.seq,
-                            c.grad_accum, c.grad_accum == 1 ? "" : "es");
+      (r.pipeline > 1 ? fmt::format(", {} stages", r.pipeline) : "") +
+          (r.context > 1 ? fmt::format(", sequences on {} ranks", r.context) : ""),
+      c.layout, c.precision, c.optimizer, c.optimizer == "muon" ? c.muon_mode : "");
+  return text + fmt::format("{} sequences of {} tokens per step, {} microbatch{}\n\n", r.sequences(),
+                            r.tokens_of_sequence(), c.grad_accum, c.grad_accum == 1 ? "" : "es");
 }
 
 std::string memory_table(const PlanRequest& r, const Plan& p) {

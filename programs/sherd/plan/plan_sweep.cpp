@@ -86,13 +86,14 @@ Sweep parse_sweep(const std::string& text) {
 
 std::vector<SweepPoint> sweep_plans(const PlanRequest& base, const Sweep& sweep) {
   std::vector<SweepPoint> points;
-  const int64_t divisor = base.pipeline * base.config.tp * base.config.replicas * base.config.expert_parallel;
+  const int64_t divisor =
+      base.pipeline * base.context * base.config.tp * base.config.replicas * base.config.expert_parallel;
   for (int64_t world = sweep.first; world <= sweep.last; world *= 2) {
     if (world % divisor != 0)
-      throw InvalidArgument(
-          fmt::format("--sweep: {} ranks are not a multiple of pipeline x tp x replicas x expert-parallel = "
-                      "{}; begin with {}",
-                      world, divisor, divisor));
+      throw InvalidArgument(fmt::format(
+          "--sweep: {} ranks are not a multiple of pipeline x context x tp x replicas x expert-parallel = "
+          "{}; begin with {}",
+          world, divisor, divisor));
     PlanRequest r = base;
     r.config.ranks = world / r.pipeline;
     r.config.batch = base.config.batch / base.config.data_ranks() * r.config.data_ranks();

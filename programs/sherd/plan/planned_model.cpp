@@ -9,6 +9,8 @@
 #include <sherd/kernels/device/error.h>
 #include <sherd/nn/nn.h>
 
+#include "counted_operation.h"
+
 namespace sherd::tools {
 namespace {
 
@@ -65,13 +67,6 @@ const PlannedPreset kPlanned[] = {{"deepseek-v3",
 
 Tensor activation_like(const Tensor& beside, Shape shape, DType dtype) {
   return Tensor::empty(beside.device(), std::move(shape), dtype, "activations");
-}
-
-/// Queues an operation that is counted and has no kernel.
-void count_operation(Stream& s, const char* what, const Work& work) {
-  if (!s.device().dry()) throw NotSupported("a model that is planned only has no kernels; use sherd plan");
-  s.expect(work);
-  s.submit(what, [](ExecutionContext&) {});
 }
 
 /// Causal attention of heads whose values have another width than queries and keys.

@@ -13,6 +13,7 @@
 #include "arguments.h"
 #include "text.h"
 #include "trace_compare.h"
+#include "trace_times.h"
 
 namespace sherd::tools {
 namespace {
@@ -196,12 +197,24 @@ CLI::App* TraceCommand::add_to(CLI::App& app) {
       ->type_name("N")
       ->capture_default_str()
       ->check(whole_number(1, std::numeric_limits<int32_t>::max()));
-  sub->add_flag("--json", json, "print JSON instead of a table");
+  CLI::Option* const as_json = sub->add_flag("--json", json, "print JSON instead of a table");
+  sub->add_flag("--times", times,
+                "FILEs are traces of sherd plan --trace and train_gpt --trace: print the times of a step of "
+                "the first rank, by operation")
+      ->excludes(as_json);
   sub->footer(kTraceHelp);
   return sub;
 }
 
 void TraceCommand::run(std::ostream& out) const {
+  if (times)
+    out << times_table(files);
+  else
+    compare_flights(out);
+  if (!out.flush()) throw IoError("the output could not be written; is the disk full, or the reader gone?");
+}
+
+void TraceCommand::compare_flights(std::ostream& out) const {
   const FlightFiles read = read_flight_files(files);
   Comparison compared = compare(read.files);
   if (!read.of_earlier_launches.empty()) compared.remarks.insert(compared.remarks.begin(), left_out(read));
@@ -211,7 +224,6 @@ void TraceCommand::run(std::ostream& out) const {
     out << json_text(read, compared, begin);
   else
     print(out, read.files, compared, begin);
-  if (!out.flush()) throw IoError("the output could not be written; is the disk full, or the reader gone?");
 }
 
 }  // namespace sherd::tools

@@ -121,6 +121,89 @@ TEST_F(PlanProgram, WritesAPredictedTrace) {
   EXPECT_GT(json::parse(in).at("traceEvents").size(), 100);
 }
 
+/// The parameters of a llama, in its order.
+std::string llama_list(int64_t layers, int64_t dim, int64_t hidden, int64_t vocab) {
+  json list = json::array();
+  const auto add = [&](const std::string& name, json shape, const char* optimizer, const std::string& unit) {
+    list.push_back(
+        {{"name", name}, {"shape", shape}, {"dtype", "f32"}, {"optimizer", optimizer}, {"unit", unit}});
+  };
+  add("embed_tokens.weight", {vocab, dim}, "adamw", "root");
+  for (int64_t i = 0; i < layers; ++i) {
+    const std::string unit = "layers." + std::to_string(i);
+    add(unit + ".norm1.weight", {dim}, "adamw", unit);
+    for (const char* n : {"q_proj", "k_proj", "v_proj", "o_proj"})
+      add(unit + "." + n + ".weight", {dim, dim}, "muon", unit);
+    add(unit + ".norm2.weight", {dim}, "adamw", unit);
+    for (const char* n : {"gate_proj", "up_proj"})
+      add(unit + "." + n + ".weight", {hidden, dim}, "muon", unit);
+    add(unit + ".down_proj.weight", {dim, hidden}, "muon", unit);
+  }
+  add("norm.weight", {dim}, "adamw", "root");
+  add("lm_head.weight", {vocab, dim}, "adamw", "root");
+  return list.dump();
+}
+
+// The same model as a folder and as a list: what the optimizer and the collectives do is the same.
+TEST_F(PlanProgram, PlansAListOfParametersAsTheModelItIsOf) {
+  folder_.write(
+      "model/config.json",
+      R"({"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
+                    "num_key_value_heads": 4, "intermediate_size": 512, "vocab_size": 320, "rms_norm_eps": 1e-5,
+                    "max_position_embeddings": 128, "tie_word_embeddings": false, "hidden_act": "silu"})");
+  const std::string list = folder_.write("params.json", llama_list(3, 256, 512, 320));
+  const std::string run = " --world 4 --seq 128 --hardware cpu --optimizer muon";
+  const json listed = plan_of("--params " + list + run),
+             model = plan_of("--model " + (folder_ / "model") + run);
+  for (const char* key : {"parameters", "active_parameters", "newton_schulz_flops", "collectives"})
+    EXPECT_EQ(listed.at(key), model.at(key)) << key;
+  for (const char* name : {"parameter", "master", "gradient", "optimizer"})
+    EXPECT_EQ(listed.at("ranks")[0].at("by_class").value(name, 0),
+              model.at("ranks")[0].at("by_class").value(name, 0))
+        << name;
+  EXPECT_LT(listed.at("flops_per_token"), model.at("flops_per_token")) << "attention is not known";
+}
+
+TEST_F(PlanProgram, PlansTheHeadersOfASafetensorsFile) {
+  const std::string header =
+      R"({"layers.0.fc.weight":{"dtype":"BF16","shape":[64,32],"data_offsets":[0,4096]},)"
+      R"("layers.1.fc.weight":{"dtype":"BF16","shape":[32,64],"data_offsets":[4096,8192]},)"
+      R"("head.weight":{"dtype":"BF16","shape":[10,32],"data_offsets":[8192,8832]}})";
+  std::string bytes(8, '\0');
+  bytes[0] = static_cast<char>(header.size() % 256);
+  bytes[1] = static_cast<char>(header.size() / 256);
+  const std::string file = folder_.write("m.safetensors", bytes + header + std::string(8832, '\0'));
+  const json p = plan_of("--params " + file + " --world 2 --seq 16 --hardware cpu");
+  EXPECT_EQ(p.at("parameters"), 2 * 64 * 32 + 10 * 32);
+  EXPECT_EQ(p.at("flops_per_token"), 6 * (2 * 64 * 32 + 10 * 32));
+  EXPECT_EQ(p.at("muon_mode"), "auto");
+  EXPECT_GT(p.at("newton_schulz_flops"), 0);
+}
+
+// 8 sequences on 8 ranks: whole, or each on 4 of them.
+TEST_F(PlanProgram, PlansSequencesOnSeveralRanks) {
+  const std::string run = "--preset llama3-8b --world 8 --seq 8192 --hardware h100 --recompute blocks";
+  const json whole = plan_of(run + " --batch 8"), split = plan_of(run + " --batch 8 --context 4");
+  EXPECT_EQ(whole.at("flops_per_token"), split.at("flops_per_token"));
+  const double added =
+      split.at("step_ms").at("compute").get<double>() / whole.at("step_ms").at("compute").get<double>();
+  EXPECT_NEAR(added, 1, .01) << "the same FLOPs on each rank";
+  const auto exchanges = [](const json& p) {
+    json found;
+    for (const json& c : p.at("collectives"))
+      if (c.at("name") == "send_recv") found = c;
+    return found;
+  };
+  EXPECT_TRUE(exchanges(whole).is_null());
+  // Of 32 blocks: forward, again in backward, and backward with gradients.
+  const int64_t kv = int64_t{8192} * 2 * 1024 * 2;
+  EXPECT_EQ(exchanges(split).at("calls"), 32 * 3 * 3);
+  EXPECT_EQ(exchanges(split).at("bytes"), 32 * 3 * kv * 4);
+  EXPECT_EQ(exchanges(split).at("link"), "host");
+  EXPECT_EQ(split.at("ranks")[0].at("by_class").at("activation").get<int64_t>(),
+            whole.at("ranks")[0].at("by_class").at("activation").get<int64_t>() + 2 * kv);
+}
+
 TEST_F(PlanProgram, RefusesWhatCannotBePlannedInOneLineWithTheRemedy) {
   const std::pair<const char*, const char*> wrong[] = {
       {"--world 6 --replicas 4", "--replicas 4: must divide --ranks 6"},
@@ -131,13 +214,23 @@ TEST_F(PlanProgram, RefusesWhatCannotBePlannedInOneLineWithTheRemedy) {
       {"--preset gpt2-124m --pipeline 2", "leave it out"},
       {"--world 4 --sweep 8..16", "write world=FIRST..LAST"},
       {"--world 4 --no-such-flag 1", "no-such-flag"},
-      {"--svg picture.svg", "--sweep"}};
+      {"--svg picture.svg", "--sweep"},
+      {"--preset llama3-8b --world 8 --seq 8192 --context 3", "--context 3: must divide 8 ranks"},
+      {"--preset llama3-8b --world 8 --seq 16384 --context 2", "--seq 16384: the model has 8192 positions"},
+      {"--params a.json --preset llama3-8b", "--params and --model (--preset): give one of them"},
+      {"--params a.json --context 2", "leave it out"}};
   for (const auto& [flags, message] : wrong) {
     const Finished f = plan(flags);
     EXPECT_EQ(f.exit_code, 2) << flags;
     EXPECT_THAT(f.err, HasSubstr(message)) << flags;
     EXPECT_EQ(f.out, "") << flags;
   }
+}
+
+TEST_F(PlanProgram, NamesAListThatCannotBeRead) {
+  const Finished f = plan("--params no-such-file.json");
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_THAT(f.err, HasSubstr("no-such-file.json: cannot be read"));
 }
 
 TEST_F(PlanProgram, RefusesAnUnknownKeyOfAProfile) {

@@ -13,6 +13,7 @@ namespace {
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::StartsWith;
 
@@ -293,6 +294,35 @@ TEST_F(Trace, FilesOfEarlierLaunchesAreLeftOutAndNamed) {
   json odd = files[0];
   odd["launch"] = 3;
   EXPECT_THAT(trace({odd}).err, HasSubstr("launch is no text"));
+}
+
+// Two streams of the first rank; of two steps the mean counts.
+TEST_F(Trace, LaysTheTimesOfTracesBesideEachOther) {
+  const auto trace_of = [](int steps, double product_us) {
+    json events = json::array();
+    events.push_back(
+        {{"name", "thread_name"}, {"ph", "M"}, {"pid", 0}, {"tid", 0}, {"args", {{"name", "compute"}}}});
+    events.push_back(
+        {{"name", "thread_name"}, {"ph", "M"}, {"pid", 0}, {"tid", 1}, {"args", {{"name", "gather"}}}});
+    for (int i = 0; i < steps; ++i) {
+      events.push_back(
+          {{"name", "step " + std::to_string(i)}, {"ph", "i"}, {"ts", 0}, {"pid", 0}, {"tid", 0}});
+      events.push_back(
+          {{"name", "gemm"}, {"ph", "X"}, {"ts", 0}, {"dur", product_us}, {"pid", 0}, {"tid", 0}});
+      events.push_back(
+          {{"name", "all_gather"}, {"ph", "X"}, {"ts", 0}, {"dur", 500}, {"pid", 0}, {"tid", 1}});
+      events.push_back({{"name", "gemm"}, {"ph", "X"}, {"ts", 0}, {"dur", 9e6}, {"pid", 1}, {"tid", 0}});
+    }
+    return json{{"traceEvents", events}};
+  };
+  const Finished f = trace({trace_of(1, 2000), trace_of(2, 2500)}, "--times");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.out, AllOf(MatchesRegex("(.|\n)*compute +gemm +2[.]000 +2[.]500\n(.|\n)*"),
+                           MatchesRegex("(.|\n)*gather +all_gather +0[.]500 +0[.]500\n(.|\n)*"),
+                           MatchesRegex("(.|\n)*sum of all streams +2[.]500 +3[.]000\n")));
+  const Finished other = trace({json{{"a", 1}}}, "--times");
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_THAT(other.err, HasSubstr("is no trace; name files of sherd plan --trace and of train_gpt --trace"));
 }
 
 TEST_F(Trace, WrongFlagsExitWith2AndHelpExplains) {
