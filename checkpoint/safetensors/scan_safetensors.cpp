@@ -73,7 +73,7 @@ class Scan {
           fmt::format("'{}': sherd has no tensors like {}; leave them out, or convert them to at most 8 "
                       "dimensions of F32, "
                       "BF16, F16, F64, I32, I64 or U8",
-                      root_.string(), some_of(unsupported_)));
+                      place(), some_of(unsupported_)));
     }
     const bool optim = !found_.empty() && std::all_of(found_.begin(), found_.end(), [](const auto& item) {
       return item.first.starts_with("optim.");
@@ -87,12 +87,15 @@ class Scan {
     try {
       check_manifest(manifest_);
     } catch (const CorruptCheckpoint& e) {
-      throw CorruptCheckpoint(fmt::format("'{}': {}", root_.string(), e.what()));
+      throw CorruptCheckpoint(fmt::format("'{}': {}", place(), e.what()));
     }
     return std::move(manifest_);
   }
 
  private:
+  /// Of messages: the file, where it is one.
+  std::string place() const { return (names_.size() == 1 ? root_ / names_.begin()->first : root_).string(); }
+
   void add(const SafetensorsEntry& entry, int64_t header, const Shape* saved_offset) {
     if (!entry.dtype || entry.shape.size() > 8) {
       unsupported_.push_back(

@@ -13,12 +13,14 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <sherd/kernels/device/cpu/features.h>
 #include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 
 std::string version_text(const std::string& program) {
-  return fmt::format("{} {} ({})\n", program, SHERD_VERSION, SHERD_FEATURES);
+  return fmt::format("{} {} ({}; this processor: {})\n", program, SHERD_VERSION, SHERD_FEATURES,
+                     cpu::describe(cpu::features()));
 }
 
 namespace {

@@ -5,7 +5,8 @@
 
 namespace sherd {
 
-/// "train_gpt 0.1.0 (CUDA OFF, NCCL OFF, MPI OFF; Release, cpu kernels for x86-64-v3)".
+/// "train_gpt 0.1.0 (CUDA OFF, NCCL OFF, MPI OFF; Release, cpu kernels for x86-64-v3; this processor: AVX-512, bf16
+/// products AVX512-BF16)". @throws InvalidArgument for an unknown value of SHERD_CPU_FEATURES.
 std::string version_text(const std::string& program);
 
 /// OpenMP's threads wait for their next task by spinning. On a machine that runs other programs, too, they

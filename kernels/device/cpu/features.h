@@ -1,4 +1,4 @@
-// Instructions of this processor that CPU kernels use. Private to the CPU backend.
+// Instructions of this processor that CPU kernels use. Private to kernels/device.
 #pragma once
 
 #include <string>

@@ -22,6 +22,8 @@ struct MuonChoice {
   bool inexact;
 };
 
+constexpr int64_t kAddressSpace = int64_t{1} << 47;  // of a process
+
 int64_t held(const Plan& p) { return p.most_loaded().peak_bytes + p.most_loaded().by_class.at("slack"); }
 
 /// Part of the step in which a candidate loses most to the first.
@@ -36,6 +38,7 @@ std::string slower(const StepTime& first, const StepTime& t) {
 }
 
 std::string reason(const Candidate& first, const Candidate& c) {
+  if (!c.plan.fits && c.plan.time.total == 0) return "does not fit: more bytes than a process can address";
   if (!c.plan.fits)
     return fmt::format("does not fit: {}{} of {}", c.without_optimizer ? "without the optimizer " : "",
                        bytes_text(held(c.plan)), bytes_text(c.request.hardware.memory_bytes));
@@ -62,11 +65,24 @@ std::vector<PlanRequest> requests_of(const PlanRequest& base) {
   return all;
 }
 
+/// Whole matrices on thousands of ranks can need more than the dry device's address space.
+Plan plan_or_too_large(const PlanRequest& r) {
+  try {
+    return make_plan(r, PlannedRanks::few);
+  } catch (const OutOfMemory&) {
+    Plan plan;
+    plan.ranks.push_back(
+        {.peak_bytes = kAddressSpace, .by_class = {{"slack", 0}}, .collectives = {}, .record = {}});
+    return plan;
+  }
+}
+
 /// Returns the plan without the optimizer's memory and work, if that alone does not fit. Muon's plan over many matrices
 /// and ranks takes seconds; this one does not depend on Muon's mode.
 std::optional<Plan> plan_without_optimizer(PlanRequest r) {
   r.config.optimizer = "adamw";
-  Plan plan = make_plan(r, PlannedRanks::few);
+  Plan plan = plan_or_too_large(r);
+  if (plan.time.total == 0) return plan;
   for (RankForecast& rank : plan.ranks) rank.peak_bytes -= std::exchange(rank.by_class["optimizer"], 0);
   const double with = plan.time.total;
   plan.time.total -= std::exchange(plan.time.optimizer, 0);
@@ -94,7 +110,7 @@ std::vector<Candidate> compare_plans(const PlanRequest& base) {
       plan = it->second;
     }
     const bool without_optimizer = plan.has_value();
-    if (!plan) plan = make_plan(r, PlannedRanks::few);
+    if (!plan) plan = plan_or_too_large(r);
     all.push_back({std::move(r), std::move(*plan), "", without_optimizer});
   }
   std::ranges::stable_sort(all, {}, [](const Candidate& c) {

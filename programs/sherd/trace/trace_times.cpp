@@ -46,7 +46,7 @@ Times read_times(const std::string& path) {
     return times_of(json::parse(in).at("traceEvents"));
   } catch (const std::exception&) {
     throw InvalidArgument(fmt::format(
-        "{}: is no trace; name files of sherd plan --trace and of train_gpt --trace", printable(path)));
+        "{}: is not a trace; name files of sherd plan --trace and of train_gpt --trace", printable(path)));
   }
 }
 

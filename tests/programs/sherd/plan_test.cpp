@@ -153,8 +153,11 @@ TEST_F(PlanProgram, PlansAListOfParametersAsTheModelItIsOf) {
                     "max_position_embeddings": 128, "tie_word_embeddings": false, "hidden_act": "silu"})");
   const std::string list = folder_.write("params.json", llama_list(3, 256, 512, 320));
   const std::string run = " --world 4 --seq 128 --hardware cpu --optimizer muon";
-  const json listed = plan_of("--params " + list + run),
-             model = plan_of("--model " + (folder_ / "model") + run);
+  json listed = plan_of("--params " + list + run), model = plan_of("--model " + (folder_ / "model") + run);
+  // Of the rank with the largest peak, which activations may make another one.
+  for (json* p : {&listed, &model})
+    for (json& c : p->at("collectives"))
+      if (c.at("name") == "all_to_all_v") c.erase("bytes");
   for (const char* key : {"parameters", "active_parameters", "newton_schulz_flops", "collectives"})
     EXPECT_EQ(listed.at(key), model.at(key)) << key;
   for (const char* name : {"parameter", "master", "gradient", "optimizer"})

@@ -322,7 +322,8 @@ TEST_F(Trace, LaysTheTimesOfTracesBesideEachOther) {
                            MatchesRegex("(.|\n)*sum of all streams +2[.]500 +3[.]000\n")));
   const Finished other = trace({json{{"a", 1}}}, "--times");
   EXPECT_EQ(other.exit_code, 1);
-  EXPECT_THAT(other.err, HasSubstr("is no trace; name files of sherd plan --trace and of train_gpt --trace"));
+  EXPECT_THAT(other.err,
+              HasSubstr("is not a trace; name files of sherd plan --trace and of train_gpt --trace"));
 }
 
 TEST_F(Trace, WrongFlagsExitWith2AndHelpExplains) {

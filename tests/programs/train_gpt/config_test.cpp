@@ -354,8 +354,10 @@ TEST(Config, MuonFlagsWithoutMuonAreRefusedAndInAFileTheyMayWait) {
 TEST(Config, VersionNamesTheProgramAndWhatWasBuiltIn) {
   const CommandLine line = parse_line({"--version"});
   ASSERT_TRUE(line.help.has_value());
-  EXPECT_THAT(*line.help, testing::MatchesRegex(
-                              "train_gpt [0-9.]+ \\(CUDA .*, NCCL .*, cuDNN attention .*, MPI .*\\)\n"));
+  EXPECT_THAT(
+      *line.help,
+      testing::MatchesRegex(
+          "train_gpt [0-9.]+ \\(CUDA .*, NCCL .*, cuDNN attention .*, MPI .*; this processor: AVX.*\\)\n"));
 }
 
 TEST(Config, FlagsWinOverTheFileWhereverTheyStand) {
