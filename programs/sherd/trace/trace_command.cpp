@@ -198,9 +198,7 @@ CLI::App* TraceCommand::add_to(CLI::App& app) {
       ->capture_default_str()
       ->check(whole_number(1, std::numeric_limits<int32_t>::max()));
   CLI::Option* const as_json = sub->add_flag("--json", json, "print JSON instead of a table");
-  sub->add_flag("--times", times,
-                "FILEs are traces of sherd plan --trace and train_gpt --trace: print the times of a step of "
-                "the first rank, by operation")
+  sub->add_flag("--times", times, "FILEs are traces of sherd plan or train_gpt: times of a step by operation")
       ->excludes(as_json);
   sub->footer(kTraceHelp);
   return sub;
