@@ -41,7 +41,8 @@ struct RankDeviceOptions {
   DeviceKind kind = DeviceKind::cpu;
   CpuKernels kernels = CpuKernels::cpu;
   /// Kernel threads per rank; 0 = cores of this process / ranks (with BackendKind::mpi this process's share
-  /// of its host's cores); at least 1.
+  /// of its host's cores); at least 1. Cores are those of the affinity mask, or fewer by the control group's CPU quota.
+  /// On hosts with several NUMA nodes, CPU ranks that are threads stay on one node each (processors.h).
   int threads = 0;
   /// Maximum bytes allocated per rank; 0 = no limit.
   int64_t memory_limit = 0;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -14,18 +13,11 @@
 
 #include <sherd/comm/backend.h>
 #include <sherd/comm/backend_choice.h>
+#include <sherd/comm/bootstrap/processors.h>
 #include <sherd/comm/watch/abort_domain.h>
 
 namespace sherd {
 namespace {
-
-// Returns the cores that this process may run on: launchers and containers bind processes to some of them.
-int available_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-}
 
 std::string text_of(const std::exception_ptr& e) noexcept {
   try {
@@ -143,7 +135,7 @@ void require_gpus(int ranks, const LaunchOptions& options, const Backend& backen
 
 /// Kernel threads of a rank that is a process, where neither the options nor the environment set them.
 int threads_of(const LaunchEnvironment& environment, int ranks) {
-  return environment.cores > 0 ? environment.cores : std::max(1, available_cores() / ranks);
+  return environment.cores > 0 ? environment.cores : std::max(1, host_processors().at_once / ranks);
 }
 
 // Runs the body as this process's rank. A failure before the world exists is announced through the store.
@@ -201,14 +193,22 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
     throw InvalidArgument(
         fmt::format("launch of {} ranks as threads of one process; use at most {}, or the processes of a job",
                     ranks, kMostThreads));
-  const int threads = asked > 0 ? asked : std::max(1, available_cores() / ranks);
+  HostProcessors host = host_processors();
+  const int threads = asked > 0 ? asked : std::max(1, host.at_once / ranks);
+  if (options.device.kind != DeviceKind::cpu) host.nodes.clear();  // a GPU has a node of its own
   std::vector<std::shared_ptr<Device>> devices;
-  for (int r = 0; r < ranks; ++r) devices.push_back(make_device(options.device, r, r, threads));
+  for (int r = 0; r < ranks; ++r) {
+    const BoundThread bound(processors_of(host, r, ranks));  // streams' threads, too
+    devices.push_back(make_device(options.device, r, r, threads));
+  }
   // On the caller's thread, before any rank runs: a failure here throws without an abort.
   const auto worlds = backend.worlds_of_threads(devices, options);
   std::vector<RankContext> contexts;
   for (size_t r = 0; r < devices.size(); ++r) contexts.push_back({devices[r], worlds[r]});
-  launch(std::move(contexts), body);
+  launch(std::move(contexts), [&](RankContext& context) {
+    const BoundThread bound(processors_of(host, context.world->rank(), ranks));
+    body(context);
+  });
 }
 
 void launch(std::vector<RankContext> ranks, const std::function<void(RankContext&)>& body) {

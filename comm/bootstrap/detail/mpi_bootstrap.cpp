@@ -16,6 +16,7 @@
 #include <sherd/comm/bootstrap/detail/store_client.h>
 #include <sherd/comm/bootstrap/detail/store_proof.h>
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
+#include <sherd/comm/bootstrap/processors.h>
 #include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/kernels/device/error.h>
 
@@ -89,7 +90,7 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout, const StoreOptions& options
   check_mpi(MPI_Comm_size(neighbours, &on_host), "MPI_Comm_size");
   e.one_host = on_host == e.size;
   // Collective over the processes of the host.
-  e.cores = share_of_cores(neighbours, on_host);
+  e.cores = std::min(share_of_cores(neighbours, on_host), host_processors().at_once);
   check_mpi(MPI_Comm_free(&neighbours), "MPI_Comm_free");
   if (e.size == 1) {
     job.store = make_memory_store();

@@ -1,0 +1,39 @@
+// Processors of this host that a process may use, by NUMA node, and a rank's share of them.
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+namespace sherd {
+
+struct HostProcessors {
+  /// Processors of the calling thread's affinity mask (taskset, launchers, containers) by NUMA node, both ascending; one
+  /// node where the system does not tell.
+  std::vector<std::vector<int>> nodes;
+  /// As many threads run at once: the processors, or fewer by the CPU quota of the process's control group, rounded down,
+  /// at least 1.
+  int at_once = 1;
+};
+
+/// Reads the mask and, below `root`, sys/devices/system/node, proc/self/cgroup and sys/fs/cgroup.
+[[nodiscard]] HostProcessors host_processors(const std::filesystem::path& root = "/");
+
+/// Returns the processors for one of `ranks` ranks on this host: those of the node that consecutive ranks share alike, or
+/// of several neighbouring nodes where there are fewer ranks than nodes. Empty on a host of one node: the system places
+/// threads there as well.
+[[nodiscard]] std::vector<int> processors_of(const HostProcessors& host, int rank, int ranks);
+
+/// While it lives, the calling thread runs on these processors alone, and so do the threads that it starts; memory that they
+/// touch first is of their node. Empty processors, and a system that refuses, change nothing.
+class BoundThread {
+ public:
+  explicit BoundThread(const std::vector<int>& processors);
+  ~BoundThread();
+  BoundThread(const BoundThread&) = delete;
+  BoundThread& operator=(const BoundThread&) = delete;
+
+ private:
+  std::vector<int> before_;  // empty: nothing was changed
+};
+
+}  // namespace sherd
