@@ -24,6 +24,8 @@ Command device_command(CLI::App& app);
 Command muon_command(CLI::App& app);
 /// Five of Jordan's steps on the shapes of transformers' matrices, beside a matrix product.
 Command newton_schulz_command(CLI::App& app);
+/// The products of a model's matrices, in fp32 and bf16.
+Command products_command(CLI::App& app);
 /// Time and memory of a step that computes activations again, beside one that keeps them.
 Command recompute_command(CLI::App& app);
 /// Many steps of varying shapes: what a long run must not let grow.
