@@ -2,10 +2,33 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
 #include <sherd/kernels/device/detail/door.h>
+
+namespace sherd {
+namespace {
+
+double yarn_mscale(double factor, double mscale) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
+
+}  // namespace
+
+double YarnScaling::rotation_scale() const {
+  if (mscale > 0 && mscale_all_dim > 0)
+    return yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim);
+  return yarn_mscale(factor, 1);
+}
+
+double YarnScaling::score_scale() const {
+  const double of_one = mscale_all_dim > 0 ? yarn_mscale(factor, mscale_all_dim) : 1.0;
+  return of_one * of_one;
+}
+
+}  // namespace sherd
 
 namespace sherd::ops {
 
@@ -69,6 +92,33 @@ std::vector<float> rope_frequencies(int64_t head_dim, double theta, const Llama3
                            static_cast<float>(high - low);
       f = (1 - smooth) * f / static_cast<float>(scaling.factor) + smooth * f;
     }
+  }
+  return frequencies;
+}
+
+std::vector<float> rope_frequencies(int64_t head_dim, double theta, const YarnScaling& y) {
+  const auto length = static_cast<double>(y.original_max_position_embeddings);
+  require(
+      y.factor >= 1 && y.beta_slow > 0 && y.beta_slow <= y.beta_fast && length > 0 && theta > 1,
+      fmt::format(
+          "rope_frequencies: yarn scaling with factor {}, beta_fast {}, beta_slow {}, "
+          "original_max_position_embeddings {}, theta {}; factor must be at least 1, beta_slow positive and "
+          "at most beta_fast, theta above 1",
+          y.factor, y.beta_fast, y.beta_slow, length, theta));
+  std::vector<float> frequencies = rope_frequencies(head_dim, theta);
+  // The component that turns so many times within the original length.
+  const auto component = [&](double turns) {
+    return static_cast<double>(head_dim) * std::log(length / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(theta));
+  };
+  const double low = std::max(std::floor(component(y.beta_fast)), 0.0);
+  double high = std::min(std::ceil(component(y.beta_slow)), static_cast<double>(head_dim - 1));
+  if (low == high) high += 0.001;
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double ramp = (static_cast<double>(i) - low) / (high - low);
+    const float stretched = static_cast<float>(std::clamp(ramp, 0.0, 1.0));
+    const float f = frequencies[i];
+    frequencies[i] = f / static_cast<float>(y.factor) * stretched + f * (1 - stretched);
   }
   return frequencies;
 }

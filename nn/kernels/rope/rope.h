@@ -34,6 +34,22 @@ struct Llama3Scaling {
   int64_t original_max_position_embeddings = 8192;
 };
 
+/// How YaRN stretches the angles (Peng et al., 2023, arXiv 2309.00071): `rope_type` "yarn" of Hugging Face's config.json,
+/// whose names these are. Components that turn more than beta_fast times within original_max_position_embeddings keep
+/// their frequency, those below beta_slow turns get 1 / factor of it, and between them it goes from one to the other.
+struct YarnScaling {
+  double factor = 40, beta_fast = 32, beta_slow = 1;
+  /// Of cosines and sines: mscale(factor, mscale) / mscale(factor, mscale_all_dim) if both are positive, else
+  /// mscale(factor, 1); mscale(s, m) = 0.1 m ln(s) + 1. Scores are multiplied by mscale(factor, mscale_all_dim)^2.
+  double mscale = 0, mscale_all_dim = 0;
+  int64_t original_max_position_embeddings = 4096;
+
+  /// The factor of cosines and sines.
+  double rotation_scale() const;
+  /// The factor of scores.
+  double score_scale() const;
+};
+
 struct RopeKernels {
   static constexpr const char* kName = "rope";
   static const RopeKernels* reference();
@@ -56,6 +72,8 @@ std::vector<float> rope_frequencies(int64_t head_dim, double theta = 10000);
 /// The same, scaled. @throws InvalidArgument unless factors are positive and low_freq_factor <
 /// high_freq_factor.
 std::vector<float> rope_frequencies(int64_t head_dim, double theta, const Llama3Scaling& scaling);
+/// Likewise. @throws InvalidArgument unless factor >= 1, 0 < beta_slow <= beta_fast and theta > 1.
+std::vector<float> rope_frequencies(int64_t head_dim, double theta, const YarnScaling& scaling);
 
 }  // namespace ops
 }  // namespace sherd
