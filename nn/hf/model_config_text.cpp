@@ -8,6 +8,7 @@
 #include <sherd/kernels/device/error.h>
 
 #include <sherd/nn/hf/detail/config_object.h>
+#include <sherd/nn/hf/detail/deepseek_config.h>
 #include <sherd/nn/hf/detail/families.h>
 #include <sherd/nn/hf/model_config.h>
 
@@ -57,9 +58,10 @@ void add_rope(const ModelDescription& d, json& text) {
                {"high_freq_factor", d.rope.scaling->high_freq_factor},
                {"original_max_position_embeddings", d.rope.scaling->original_max_position_embeddings}};
   }
+  if (d.rope.yarn) scaling = yarn_text(*d.rope.yarn);
   text["rope_scaling"] = scaling;
   text["rope_theta"] = d.rope.theta;
-  json whole = d.rope.scaling ? scaling : json{{"rope_type", "default"}};
+  json whole = !scaling.is_null() ? scaling : json{{"rope_type", "default"}};
   whole["rope_theta"] = d.rope.theta;
   text["rope_parameters"] = whole;
 }
@@ -80,6 +82,7 @@ json llama_kind_text(const ModelDescription& d, const Family& family) {
   if (family.mlp_bias) text["mlp_bias"] = d.mlp_bias;
   if (family.window_switch) text["use_sliding_window"] = false;
   if (family.windows) text["sliding_window"] = json();
+  if (is_deepseek(d)) add_deepseek(d, text);
   if (!family.experts) return text;
   const bool qwen = family.family == ModelFamily::qwen3_moe;
   text[qwen ? "num_experts" : "num_local_experts"] = d.mixture.experts;
@@ -121,6 +124,8 @@ std::string model_config_text(const ModelDescription& d, DType dtype) {
   };
   compare("kv_heads", d.kv_heads, again.kv_heads);
   compare("head_dim", d.head_dim, again.head_dim);
+  compare("latent.rope", d.latent.rope, again.latent.rope);
+  compare("mixture.dense_layers", d.mixture.dense_layers, again.mixture.dense_layers);
   compare("qkv_bias", d.qkv_bias, again.qkv_bias);
   compare("out_bias", d.out_bias, again.out_bias);
   compare("mlp_bias", d.mlp_bias, again.mlp_bias);

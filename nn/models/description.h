@@ -12,16 +12,28 @@ namespace sherd::nn {
 
 /// The families that causal_model() builds, by the names that Hugging Face's config.json gives them in
 /// `model_type`.
-enum class ModelFamily { gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, mixtral };
+enum class ModelFamily { gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, mixtral, deepseek_v3, kimi_k2 };
 std::string_view to_string(ModelFamily family);
 
 /// Rotary embedding; see rope(). Unused by gpt2, whose positions are learned.
 struct RopeDescription {
   double theta = 10000;
   std::optional<Llama3Scaling> scaling{};  // rope_type "llama3"
+  std::optional<YarnScaling> yarn{};       // rope_type "yarn", of deepseek_v3 and kimi_k2
 };
 
-/// Experts in the place of every block's MLP; see route_top_k().
+/// Multi-head latent attention; see latent_attention(). Sizes as in config.json.
+struct LatentDescription {
+  int64_t kv_rank = 0;  // [kv_lora_rank]; 0: heads have keys of their own
+  int64_t q_rank = 0;   // [q_lora_rank]; 0: queries come from the rows themselves
+  int64_t nope = 0;     // [qk_nope_head_dim]: columns of a key without positions
+  int64_t rope = 0;   // [qk_rope_head_dim]: further columns with rotary positions, one key part for all heads
+  int64_t value = 0;  // [v_head_dim]
+  bool interleaved = true;  // [rope_interleave]: components 2i and 2i + 1 are a pair, not i and i + rope / 2
+  bool operator==(const LatentDescription&) const = default;
+};
+
+/// Experts in the place of every block's MLP; see route_top_k(), and of deepseek_v3 and kimi_k2 route_in_groups().
 struct MixtureDescription {
   int64_t experts = 0;  // 0: dense blocks
   int64_t top_k = 0;    // of each token
@@ -30,6 +42,14 @@ struct MixtureDescription {
   bool normalise = true;
   /// Weight of the balancing loss (router_aux_loss_coef); see LoadBalancing.
   double balance = 0;
+  // The rest is of deepseek_v3 and kimi_k2.
+  int64_t dense_layers = 0;  // [first_k_dense_replace]: leading blocks with a dense MLP
+  int64_t shared = 0;      // [n_shared_experts]: columns of the MLP that all rows take, in units of `hidden`
+  int64_t groups = 1;      // [n_group], divides experts
+  int64_t top_groups = 1;  // [topk_group]: groups in which a row may choose
+  double scaling = 1;      // [routed_scaling_factor], of all gates
+  /// Change of an expert's selection bias in each step; 0: the biases stay. See update_selection_bias().
+  double bias_speed = 0;
   bool operator==(const MixtureDescription&) const = default;
 };
 
@@ -41,7 +61,7 @@ struct ModelDescription {
   int64_t layers = 0;    // [num_hidden_layers, n_layer]
   int64_t heads = 0;     // [num_attention_heads, n_head]
   int64_t kv_heads = 0;  // [num_key_value_heads], divides heads
-  int64_t head_dim = 0;  // [head_dim], or dim / heads
+  int64_t head_dim = 0;  // [head_dim], or dim / heads; of latent attention nope + rope
   int64_t hidden = 0;    // [intermediate_size, n_inner], of the dense MLP
   int64_t positions =
       0;  // [max_position_embeddings, n_positions]: the longest sequence; gpt2's learned positions
@@ -55,6 +75,15 @@ struct ModelDescription {
   float init_std = 0.02f;
   RopeDescription rope{};
   MixtureDescription mixture{};
+  LatentDescription latent{};
+
+  /// Whether block `layer` has experts.
+  bool has_experts(int64_t layer) const { return mixture.experts > 0 && layer >= mixture.dense_layers; }
 };
+
+/// DeepSeek-V3's architecture (DeepSeek-AI, 2024, arXiv 2412.19437), which Kimi K2 (2025, arXiv 2507.20534) shares.
+inline bool is_deepseek(const ModelDescription& d) {
+  return d.family == ModelFamily::deepseek_v3 || d.family == ModelFamily::kimi_k2;
+}
 
 }  // namespace sherd::nn

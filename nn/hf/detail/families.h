@@ -94,6 +94,19 @@ constexpr Family kFamilies[] = {
      .norm_eps = 1e-5,
      .theta = 1e6,
      .experts = true},
+    {.family = ModelFamily::deepseek_v3,
+     .model_type = "deepseek_v3",
+     .architecture = "DeepseekV3ForCausalLM",
+     .positions = 4096,
+     .windows = false,
+     .attention_bias = true},
+    // Of the makers' own class, which is DeepSeek-V3's.
+    {.family = ModelFamily::kimi_k2,
+     .model_type = "kimi_k2",
+     .architecture = "DeepseekV3ForCausalLM",
+     .positions = 4096,
+     .windows = false,
+     .attention_bias = true},
 };
 
 }  // namespace sherd::hf

@@ -11,17 +11,6 @@
 
 namespace sherd::nn::detail {
 
-RopeTable::RopeTable(const ModelDescription& m) {
-  if (is_gpt2(m)) return;
-  frequencies_ = m.rope.scaling ? ops::rope_frequencies(m.head_dim, m.rope.theta, *m.rope.scaling)
-                                : ops::rope_frequencies(m.head_dim, m.rope.theta);
-}
-
-Tensor RopeTable::on(Device& device) {
-  if (!table_.defined() || &table_.device() != &device) table_ = rope_table(device, frequencies_);
-  return table_;
-}
-
 SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope)
     : context_(context), rope_(std::move(rope)), heads_(context.tp.share(context.model.heads)) {
   const ModelDescription& m = context.model;
