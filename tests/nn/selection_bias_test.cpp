@@ -75,42 +75,40 @@ TEST(SequenceBalance, IsTheSameOnAllArrangements) {
 // The gradient of one forward's logits beside the loss by its definition (DeepSeek-V3, equations 17 to 20), by differences
 // of f64: 1e-3 of the largest component, for f32 gradients of values near 1 and steps of 1e-3.
 TEST(SequenceBalance, HasTheGradientOfItsDefinition) {
-  constexpr int64_t kSequences = 2, kSeq = 3, kExperts = 4, kChosen = 2;
+  constexpr int64_t kTexts = 2, kLength = 3, kRouted = 4, kOfRow = 2;
   const float weight = 0.7f, scale = 0.25f;
   launch(1, [&](RankContext& rank) {
     Stream& s = rank.device->compute();
     std::vector<float> logits;
-    for (int i = 0; i < kSequences * kSeq * kExperts; ++i)
+    for (int i = 0; i < kTexts * kLength * kRouted; ++i)
       logits.push_back(std::sin(1.7f * static_cast<float>(i)));
-    const Tensor x = Tensor::empty(*rank.device, {kSequences * kSeq, kExperts}, DType::f32, "test");
+    const Tensor x = Tensor::empty(*rank.device, {kTexts * kLength, kRouted}, DType::f32, "test");
     ops::copy_from_host(s, x, logits.data(), x.nbytes());
     nn::Tape tape;
     const nn::Var in = tape.leaf(x);
-    const nn::Routes routes = route_in_groups(in, {.k = kChosen,
-                                                   .weight = weight,
-                                                   .scale = scale,
-                                                   .sequences = kSequences,
-                                                   .all_rows = kSequences * kSeq});
+    const nn::Routes routes = route_in_groups(
+        in,
+        {.k = kOfRow, .weight = weight, .scale = scale, .sequences = kTexts, .all_rows = kTexts * kLength});
     std::vector<int32_t> chosen(static_cast<size_t>(routes.indices.numel()));
     ops::copy_to_host(s, chosen.data(), routes.indices);
     tape.backward(nn::scale(nn::sum(routes.gates), 0));
     const std::vector<float> got = ops::to_floats(s, tape.gradient(in));
     const auto loss = [&](const std::vector<double>& at) {
       double sum = 0;
-      for (int64_t q = 0; q < kSequences; ++q)
-        for (int64_t e = 0; e < kExperts; ++e) {
+      for (int64_t q = 0; q < kTexts; ++q)
+        for (int64_t e = 0; e < kRouted; ++e) {
           double count = 0, mean = 0;
-          for (int64_t t = q * kSeq; t < (q + 1) * kSeq; ++t) {
+          for (int64_t t = q * kLength; t < (q + 1) * kLength; ++t) {
             double total = 0;
-            for (int64_t o = 0; o < kExperts; ++o)
-              total += 1 / (1 + std::exp(-at[static_cast<size_t>(t * kExperts + o)]));
-            mean += 1 / (1 + std::exp(-at[static_cast<size_t>(t * kExperts + e)])) / total / double{kSeq};
-            for (int64_t i = 0; i < kChosen; ++i) count += chosen[static_cast<size_t>(t * kChosen + i)] == e;
+            for (int64_t o = 0; o < kRouted; ++o)
+              total += 1 / (1 + std::exp(-at[static_cast<size_t>(t * kRouted + o)]));
+            mean += 1 / (1 + std::exp(-at[static_cast<size_t>(t * kRouted + e)])) / total / double{kLength};
+            for (int64_t i = 0; i < kOfRow; ++i) count += chosen[static_cast<size_t>(t * kOfRow + i)] == e;
           }
-          sum += double{kExperts} / (kChosen * kSeq) * count * mean;  // f_e P_e
+          sum += double{kRouted} / (kOfRow * kLength) * count * mean;  // f_e P_e
         }
-      return double{scale} * double{weight} * double{kSeq} *
-             sum;  // per row: kSeq times that of a sequence's mean
+      return double{scale} * double{weight} * double{kLength} *
+             sum;  // per row: kLength times that of a sequence's mean
     };
     std::vector<double> at(logits.begin(), logits.end());
     for (size_t i = 0; i < at.size(); ++i) {

@@ -96,12 +96,12 @@ std::vector<float> rope_frequencies(int64_t head_dim, double theta, const Llama3
   return frequencies;
 }
 
-std::vector<float> rope_frequencies(int64_t head_dim, double theta, const YarnScaling& y) {
+std::vector<float> yarn_frequencies(int64_t head_dim, double theta, const YarnScaling& y) {
   const auto length = static_cast<double>(y.original_max_position_embeddings);
   require(
       y.factor >= 1 && y.beta_slow > 0 && y.beta_slow <= y.beta_fast && length > 0 && theta > 1,
       fmt::format(
-          "rope_frequencies: yarn scaling with factor {}, beta_fast {}, beta_slow {}, "
+          "yarn_frequencies: scaling with factor {}, beta_fast {}, beta_slow {}, "
           "original_max_position_embeddings {}, theta {}; factor must be at least 1, beta_slow positive and "
           "at most beta_fast, theta above 1",
           y.factor, y.beta_fast, y.beta_slow, length, theta));

@@ -72,8 +72,8 @@ std::vector<float> rope_frequencies(int64_t head_dim, double theta = 10000);
 /// The same, scaled. @throws InvalidArgument unless factors are positive and low_freq_factor <
 /// high_freq_factor.
 std::vector<float> rope_frequencies(int64_t head_dim, double theta, const Llama3Scaling& scaling);
-/// Likewise. @throws InvalidArgument unless factor >= 1, 0 < beta_slow <= beta_fast and theta > 1.
-std::vector<float> rope_frequencies(int64_t head_dim, double theta, const YarnScaling& scaling);
+/// The same, scaled by YaRN. @throws InvalidArgument unless factor >= 1, 0 < beta_slow <= beta_fast and theta > 1.
+std::vector<float> yarn_frequencies(int64_t head_dim, double theta, const YarnScaling& scaling);
 
 }  // namespace ops
 }  // namespace sherd

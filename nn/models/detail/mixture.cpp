@@ -39,20 +39,22 @@ Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
 Routes Mixture::routes(const Var& logits, const SequenceRows& between, const LayerBalance& balance) const {
   const MixtureDescription& m = context_.model.mixture;
   const TensorParallel& tp = context_.tp;
-  if (bias_.defined())
+  if (bias_.defined()) {
+    const bool counts = balance.step_load.defined() && balance.loads->first_run(balance.layer);
     return route_in_groups(logits, {.k = m.top_k,
                                     .choice = {.groups = m.groups,
                                                .top_groups = m.top_groups,
                                                .normalised = m.normalise,
                                                .scaling = static_cast<float>(m.scaling)},
                                     .bias = bias_.data(),
-                                    .step_load = balance.step_load,
+                                    .step_load = counts ? balance.step_load : Tensor(),
                                     .weight = static_cast<float>(m.balance),
                                     .scale = balance.scale,
                                     .sequences = balance.sequences,
                                     .all_rows = between.count,
                                     .first_row = tp.begin_of(between.count, tp.rank()),
                                     .ranks = tp.comm});
+  }
   // The ranks whose rows are counted; every tensor-parallel group has as many of them.
   const std::shared_ptr<Communicator>& counted = parallel_.all ? parallel_.all : tp.comm;
   const int64_t groups = (counted ? counted->size() : 1) / tp.size();
