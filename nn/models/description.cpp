@@ -5,8 +5,8 @@
 namespace sherd::nn {
 
 std::string_view to_string(ModelFamily family) {
-  constexpr EnumTable<ModelFamily, 9> kFamilies{"gpt2",      "llama",   "mistral",     "qwen2",  "qwen3",
-                                                "qwen3_moe", "mixtral", "deepseek_v3", "kimi_k2"};
+  constexpr EnumTable<ModelFamily, 10> kFamilies{"gpt2",      "llama",   "mistral",     "qwen2",   "qwen3",
+                                                 "qwen3_moe", "mixtral", "deepseek_v3", "kimi_k2", "olmo2"};
   return kFamilies.name(family);
 }
 

@@ -12,7 +12,18 @@ namespace sherd::nn {
 
 /// The families that causal_model() builds, by the names that Hugging Face's config.json gives them in
 /// `model_type`.
-enum class ModelFamily { gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, mixtral, deepseek_v3, kimi_k2 };
+enum class ModelFamily {
+  gpt2,
+  llama,
+  mistral,
+  qwen2,
+  qwen3,
+  qwen3_moe,
+  mixtral,
+  deepseek_v3,
+  kimi_k2,
+  olmo2
+};
 std::string_view to_string(ModelFamily family);
 
 /// Rotary embedding; see rope(). Unused by gpt2, whose positions are learned.
@@ -70,7 +81,8 @@ struct ModelDescription {
   bool qkv_bias = false;   // qwen2, gpt2; [attention_bias]
   bool out_bias = false;   // of the projection behind attention: gpt2; [attention_bias] of llama
   bool mlp_bias = false;   // gpt2; [mlp_bias] of llama
-  bool qk_norm = false;    // qwen3, qwen3_moe: each head of q and k is normalised before rope
+  /// Before rope q and k are normalised: of qwen3 and qwen3_moe each head, of olmo2 all heads together.
+  bool qk_norm = false;
   /// Standard deviation of the first values of matrices [initializer_range].
   float init_std = 0.02f;
   RopeDescription rope{};
@@ -85,5 +97,7 @@ struct ModelDescription {
 inline bool is_deepseek(const ModelDescription& d) {
   return d.family == ModelFamily::deepseek_v3 || d.family == ModelFamily::kimi_k2;
 }
+/// OLMo 2 (OLMo team, 2024, arXiv 2501.00656): norms behind attention and MLP, inside the residual branch.
+inline bool is_olmo2(const ModelDescription& d) { return d.family == ModelFamily::olmo2; }
 
 }  // namespace sherd::nn

@@ -115,6 +115,7 @@ void check_family(const ModelDescription& m, Problems& p) {
                    scaling->factor, scaling->low_freq_factor, scaling->high_freq_factor,
                    scaling->original_max_position_embeddings));
   }
+  p.unless(!is_olmo2(m) || (m.qk_norm && !m.mlp_bias), "olmo2 has qk_norm and no mlp_bias");
   check_deepseek(m, p);
   if (m.mixture.experts <= 0) return;
   p.unless(!m.mlp_bias, "experts have no biases (mlp_bias)");
@@ -128,6 +129,10 @@ void check_family(const ModelDescription& m, Problems& p) {
 
 void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problems& p) {
   const int tp = o.tp.size();
+  p.unless(
+      tp == 1 || !is_olmo2(m),
+      fmt::format("{} tensor-parallel ranks; its norms span all heads, which is computed on one rank alone",
+                  tp));
   p.unless(m.heads % tp == 0, fmt::format("{} tensor-parallel ranks do not divide {} heads", tp, m.heads));
   if (m.mixture.experts <= 0 || m.mixture.dense_layers > 0)
     p.unless(m.hidden % tp == 0,

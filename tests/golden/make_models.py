@@ -53,8 +53,10 @@ CONFIGS = {
     "mixtral": dict(DECODER, hidden_size=24, intermediate_size=20, num_local_experts=6, num_experts_per_tok=2,
                     num_attention_heads=4, num_key_value_heads=2, head_dim=8, rms_norm_eps=1e-3, sliding_window=None,
                     tie_word_embeddings=False, rope_parameters=rope(7000.0)),
+    "olmo2": dict(DECODER, hidden_size=32, intermediate_size=56, num_attention_heads=4, num_key_value_heads=2,
+                  rms_norm_eps=1e-3, attention_bias=True, tie_word_embeddings=False, rope_parameters=rope(3500.0)),
     # Values are narrower than keys; a dense block, groups of three experts, yarn that scales scores and rotations.
-    "deepseek_v3": dict(DECODER, num_hidden_layers=3, hidden_size=28, intermediate_size=36, moe_intermediate_size=10,
+    "deepseek_v3": dict(DECODER, num_hidden_layers=3, hidden_size=28, intermediate_size=36, moe_intermediate_size=12,
                         n_routed_experts=12, n_shared_experts=2, num_experts_per_tok=3, n_group=4, topk_group=2,
                         norm_topk_prob=True, routed_scaling_factor=1.7, first_k_dense_replace=1, num_attention_heads=4,
                         num_key_value_heads=4, q_lora_rank=18, kv_lora_rank=14, qk_nope_head_dim=6, qk_rope_head_dim=4,

@@ -19,8 +19,8 @@ import tempfile
 
 import torch
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, DeepseekV3Config, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config,
-                          Qwen3Config, Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, DeepseekV3Config, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig,
+                          Olmo2Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 from transformers.utils import logging
 
 torch.set_num_threads(1)
@@ -43,8 +43,9 @@ CONFIGS = {
                                     num_experts_per_tok=2, n_group=4, topk_group=2, first_k_dense_replace=1, q_lora_rank=None,
                                     kv_lora_rank=20, qk_nope_head_dim=6, qk_rope_head_dim=6, v_head_dim=16,
                                     tie_word_embeddings=True, rope_interleave=False, norm_topk_prob=False,
-                                    rope_parameters=dict(rope_type="yarn", rope_theta=1234.5, factor=8.0,
+                                    rope_parameters=dict(rope_type="yarn", rope_theta=1234.5, factor=8.0, beta_fast=16.0, beta_slow=2.0,
                                                          original_max_position_embeddings=16)),
+    "olmo2": Olmo2Config(**SIZES, tie_word_embeddings=True),
     "gpt2": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=80),
 }
 # What of a configuration makes the model.

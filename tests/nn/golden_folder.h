@@ -14,8 +14,8 @@
 
 namespace sherd::test {
 
-inline constexpr const char* kFamilies[] = {"gpt2",  "llama",     "mistral", "qwen2",
-                                            "qwen3", "qwen3_moe", "mixtral", "deepseek_v3"};
+inline constexpr const char* kFamilies[] = {"gpt2",      "llama",   "mistral",     "qwen2", "qwen3",
+                                            "qwen3_moe", "mixtral", "deepseek_v3", "olmo2"};
 
 inline void add_deepseek(const nlohmann::json& c, nn::ModelDescription& m) {
   nn::LatentDescription& l = m.latent;
@@ -40,7 +40,7 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   const std::string type = c.at("model_type");
   for (const ModelFamily f :
        {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral, ModelFamily::qwen2, ModelFamily::qwen3,
-        ModelFamily::qwen3_moe, ModelFamily::mixtral, ModelFamily::deepseek_v3})
+        ModelFamily::qwen3_moe, ModelFamily::mixtral, ModelFamily::deepseek_v3, ModelFamily::olmo2})
     if (to_string(f) == type) m.family = f;
   m.vocab = c.at("vocab_size");
   if (m.family == ModelFamily::gpt2) {
@@ -57,7 +57,7 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   m.tied = c.at("tie_word_embeddings");
   m.qkv_bias = m.family == ModelFamily::qwen2 || c.value("attention_bias", false);
   m.out_bias = c.value("attention_bias", false), m.mlp_bias = c.value("mlp_bias", false);
-  m.qk_norm = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
+  m.qk_norm = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe || is_olmo2(m);
   const auto& rope = c.at("rope_parameters");
   m.rope.theta = rope.at("rope_theta");
   if (rope.at("rope_type") == "llama3")

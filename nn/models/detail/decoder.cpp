@@ -41,6 +41,10 @@ Norm DecoderLayer::norm(const char* name) {
 
 Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
                           KvCache::Layer* cache) {
+  if (is_olmo2(context_.model)) {
+    const Var mid = x + norm1_((*attention_)(rows, Var(), x, batch, cache), rows);
+    return mid + norm2_((*mlp_)(rows, Var(), mid), rows);
+  }
   const Var in = norm1_(x, rows);
   const Var mid = latent_ ? (*latent_)(rows, x, in, batch, cache) : (*attention_)(rows, x, in, batch, cache);
   return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), balance)

@@ -14,8 +14,8 @@
 
 namespace sherd::nn::detail {
 
-/// mid = x + attention(norm1(x)), then mid + mlp(norm2(mid)), or a mixture of experts. Input and output
-/// [batch * seq, dim], or this rank's part of these rows.
+/// mid = x + attention(norm1(x)), then mid + mlp(norm2(mid)), or a mixture of experts; of olmo2 x + norm1(attention(x)),
+/// then mid + norm2(mlp(mid)). Input and output [batch * seq, dim], or this rank's part of these rows.
 class DecoderLayer : public Module<DecoderLayer> {
  public:
   DecoderLayer(const Context& context, const ExpertParallel& ep, const std::shared_ptr<RopeTable>& rope,
