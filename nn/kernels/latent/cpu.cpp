@@ -22,7 +22,7 @@ class RowTurns {
       sin_[i] = a_.heads.rotation_scale * std::sin(angle);
     }
   }
-  /// Component i of a rotary part, in `scale` times its pair's rotation; `pair` as x lies, `half` as y does.
+  /// Writes `scale` times the rotated x to y, where a pair lies at i and i + rope / 2.
   template <class T>
   void forward(T* y, const T* x, float scale) const {
     const auto half = static_cast<int64_t>(cos_.size());
@@ -33,6 +33,7 @@ class RowTurns {
       store(y[i + half], scale * (x2 * cos_[size_t(i)] + x1 * sin_[size_t(i)]));
     }
   }
+  /// Writes the gradient of x that follows from y's.
   template <class T, class D>
   void backward(T* dx, const D* dy, float scale) const {
     const auto half = static_cast<int64_t>(cos_.size());
