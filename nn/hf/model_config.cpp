@@ -90,6 +90,19 @@ Llama3Scaling read_llama3(ConfigObject& rope, int64_t positions) {
   return s;
 }
 
+// Of each head; columns as the class counts them.
+void read_rotated_part(ConfigObject& c, ConfigObject& rope, ModelDescription& d) {
+  const double outside = c.number("partial_rotary_factor", 0.5, kTiny, 1);
+  const double part = rope.number("partial_rotary_factor", outside, kTiny, 1);
+  const auto columns_of_head = static_cast<int64_t>(static_cast<double>(d.head_dim) * part);
+  if (columns_of_head < 2 || columns_of_head % 2 != 0)
+    (rope.has("partial_rotary_factor") ? rope : c)
+        .refuse("partial_rotary_factor",
+                fmt::format("{} of the {} columns of a head have no two halves to rotate", columns_of_head,
+                            d.head_dim));
+  d.rope.columns = columns_of_head == d.head_dim ? 0 : columns_of_head;
+}
+
 void read_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
   // As transformers: rope_scaling, where it says something, takes the place of rope_parameters.
   const bool scaled = c.has("rope_scaling") && c.raw("rope_scaling") != nlohmann::json::object();
@@ -98,10 +111,12 @@ void read_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
   const double outside = c.number("rope_theta", family.theta, kTiny, kHuge);
   d.rope.theta = rope.number("rope_theta", outside, kTiny, kHuge);
   for (ConfigObject* o : {&c, &rope}) {
+    if (d.family == ModelFamily::glm4_moe) break;
     if (o->number("partial_rotary_factor", 1, -kHuge, kHuge) != 1)
       o->refuse("partial_rotary_factor",
                 "only the rotation of whole heads is computed; train a model without this key");
   }
+  if (d.family == ModelFamily::glm4_moe) read_rotated_part(c, rope, d);
   const char* type_key = spelling(rope, {"rope_type", "type"});
   const std::string type = rope.text(type_key, "default");
   if (type == "llama3" && !is_deepseek(d)) {
@@ -223,7 +238,7 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
   d.layers = c.integer("num_hidden_layers", std::nullopt, 1, kMaxLayers);
   d.heads = columns(c, "num_attention_heads");
   if (is_deepseek(d))
-    read_deepseek(c, d, config.notes);
+    read_latent(c, d);
   else
     read_heads(c, family, d);
   d.positions = size(c, "max_position_embeddings", family.positions);
@@ -232,12 +247,17 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
   d.qkv_bias = d.qkv_bias || family.qkv_bias;
   d.mlp_bias = family.mlp_bias && c.flag("mlp_bias", false);
   d.qk_norm = family.qk_norm;
+  if (d.family == ModelFamily::glm4_moe) d.out_bias = false, d.qk_norm = c.flag("use_qk_norm", false);
   read_activation(c, "hidden_act", {"silu", "swish"});
   read_rope(c, family, d);
   if (family.windows) read_window(c, family, config);
-  if (family.experts)
+  if (is_deepseek(d))
+    read_groups(c, {}, d, config.notes);
+  else if (routes_in_groups(d))
+    read_groups(c, {.dense_layers = 1, .groups = 1, .top_groups = 1, .scaling = 1}, d, config.notes);
+  else if (family.experts)
     read_experts(c, family, d);
-  else if (!is_deepseek(d))
+  else
     d.hidden = columns(c, "intermediate_size");
   note_dropout(c, "attention_dropout", 0, config.notes);
   if (const double noise = c.number("router_jitter_noise", 0, 0, kHuge); noise > 0)

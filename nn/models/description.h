@@ -22,13 +22,15 @@ enum class ModelFamily {
   mixtral,
   deepseek_v3,
   kimi_k2,
-  olmo2
+  olmo2,
+  glm4_moe
 };
 std::string_view to_string(ModelFamily family);
 
 /// Rotary embedding; see rope(). Unused by gpt2, whose positions are learned.
 struct RopeDescription {
   double theta = 10000;
+  int64_t columns = 0;                     // of a head that are rotated [partial_rotary_factor]; 0: all
   std::optional<Llama3Scaling> scaling{};  // rope_type "llama3"
   std::optional<YarnScaling> yarn{};       // rope_type "yarn", of deepseek_v3 and kimi_k2
 };
@@ -44,7 +46,7 @@ struct LatentDescription {
   bool operator==(const LatentDescription&) const = default;
 };
 
-/// Experts in the place of every block's MLP; see route_top_k(), and of deepseek_v3 and kimi_k2 route_in_groups().
+/// Experts in the place of every block's MLP; see route_top_k(), and where routes_in_groups() route_in_groups().
 struct MixtureDescription {
   int64_t experts = 0;  // 0: dense blocks
   int64_t top_k = 0;    // of each token
@@ -53,7 +55,7 @@ struct MixtureDescription {
   bool normalise = true;
   /// Weight of the balancing loss (router_aux_loss_coef); see LoadBalancing.
   double balance = 0;
-  // The rest is of deepseek_v3 and kimi_k2.
+  // The rest is of families with routes_in_groups().
   int64_t dense_layers = 0;  // [first_k_dense_replace]: leading blocks with a dense MLP
   int64_t shared = 0;      // [n_shared_experts]: columns of the MLP that all rows take, in units of `hidden`
   int64_t groups = 1;      // [n_group], divides experts
@@ -96,6 +98,11 @@ struct ModelDescription {
 /// DeepSeek-V3's architecture (DeepSeek-AI, 2024, arXiv 2412.19437), which Kimi K2 (2025, arXiv 2507.20534) shares.
 inline bool is_deepseek(const ModelDescription& d) {
   return d.family == ModelFamily::deepseek_v3 || d.family == ModelFamily::kimi_k2;
+}
+/// Experts as in DeepSeek-V3: chosen by route_in_groups(), with a selection bias, dense layers and shared experts. GLM-4.5
+/// (GLM team, 2025, arXiv 2508.06471) has them behind attention with keys of its own.
+inline bool routes_in_groups(const ModelDescription& d) {
+  return is_deepseek(d) || d.family == ModelFamily::glm4_moe;
 }
 /// OLMo 2 (OLMo team, 2024, arXiv 2501.00656): norms behind attention and MLP, inside the residual branch.
 inline bool is_olmo2(const ModelDescription& d) { return d.family == ModelFamily::olmo2; }

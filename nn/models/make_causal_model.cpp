@@ -44,29 +44,37 @@ void check_sizes(const ModelDescription& m, Problems& p) {
   p.unless(m.init_std >= 0, fmt::format("init_std {} must not be negative", m.init_std));
 }
 
-// Latent attention and routing in groups, which one architecture has and the others have not.
-void check_deepseek(const ModelDescription& m, Problems& p) {
+void check_latent(const ModelDescription& m, Problems& p) {
   const LatentDescription& l = m.latent;
-  const MixtureDescription& x = m.mixture;
-  const std::string_view family = to_string(m.family);
   if (!is_deepseek(m)) {
     p.unless(l == LatentDescription{} && !m.rope.yarn,
-             fmt::format("latent attention and yarn scaling, which {} has not", family));
-    p.unless(x.dense_layers == 0 && x.shared == 0 && x.groups == 1 && x.scaling == 1 && x.bias_speed == 0,
-             fmt::format(
-                 "dense layers, shared experts, groups, scaled gates or a selection bias, which {} has not",
-                 family));
+             fmt::format("latent attention and yarn scaling, which {} has not", to_string(m.family)));
     return;
   }
   p.unless(l.kv_rank > 0 && l.q_rank >= 0 && l.nope >= 0 && l.rope > 0 && l.rope % 2 == 0 && l.value > 0,
            fmt::format("latent attention of kv_rank {}, q_rank {}, nope {}, rope {}, value {}: kv_rank, rope "
-                       "and value must "
-                       "be positive, rope even",
+                       "and value must be positive, rope even",
                        l.kv_rank, l.q_rank, l.nope, l.rope, l.value));
   p.unless(m.head_dim == l.nope + l.rope,
            fmt::format("head_dim {} must be nope + rope, {}", m.head_dim, l.nope + l.rope));
   p.unless(m.kv_heads == m.heads, fmt::format("{} kv_heads; must be the {} heads", m.kv_heads, m.heads));
-  p.unless(!m.qk_norm && !m.mlp_bias, fmt::format("{} has no qk_norm and no mlp_bias", family));
+  p.unless(!m.qk_norm, fmt::format("{} has no qk_norm", to_string(m.family)));
+  if (const auto& y = m.rope.yarn)
+    p.unless(y->factor >= 1 && y->beta_slow > 0 && y->beta_slow <= y->beta_fast &&
+                 y->original_max_position_embeddings > 0 && m.rope.theta > 1,
+             "yarn scaling: factor must be at least 1, beta_slow positive and at most beta_fast, the "
+             "original length positive, theta above 1");
+}
+
+void check_groups(const ModelDescription& m, Problems& p) {
+  const MixtureDescription& x = m.mixture;
+  if (!routes_in_groups(m)) {
+    p.unless(x.dense_layers == 0 && x.shared == 0 && x.groups == 1 && x.scaling == 1 && x.bias_speed == 0,
+             fmt::format(
+                 "dense layers, shared experts, groups, scaled gates or a selection bias, which {} has not",
+                 to_string(m.family)));
+    return;
+  }
   p.unless(x.dense_layers >= 0 && x.dense_layers < m.layers,
            fmt::format("{} dense layers of {}; at least one must have experts", x.dense_layers, m.layers));
   p.unless(x.shared >= 0, fmt::format("{} shared experts must not be negative", x.shared));
@@ -79,19 +87,12 @@ void check_deepseek(const ModelDescription& m, Problems& p) {
            fmt::format("gates times {} must be positive", x.scaling));
   p.unless(x.bias_speed >= 0 && std::isfinite(x.bias_speed),
            fmt::format("the selection bias's speed {} must be finite and not negative", x.bias_speed));
-  if (m.rope.yarn)
-    p.unless(m.rope.yarn->factor >= 1 && m.rope.yarn->beta_slow > 0 &&
-                 m.rope.yarn->beta_slow <= m.rope.yarn->beta_fast &&
-                 m.rope.yarn->original_max_position_embeddings > 0 && m.rope.theta > 1,
-             "yarn scaling: factor must be at least 1, beta_slow positive and at most beta_fast, the "
-             "original length "
-             "positive, theta above 1");
 }
 
 void check_family(const ModelDescription& m, Problems& p) {
   const std::string_view family = to_string(m.family);
   const bool experts =
-      m.family == ModelFamily::qwen3_moe || m.family == ModelFamily::mixtral || is_deepseek(m);
+      m.family == ModelFamily::qwen3_moe || m.family == ModelFamily::mixtral || routes_in_groups(m);
   p.unless((m.mixture.experts > 0) == experts,
            fmt::format("{} experts, but {} is a family {} them", m.mixture.experts, family,
                        experts ? "with" : "without"));
@@ -101,8 +102,13 @@ void check_family(const ModelDescription& m, Problems& p) {
     p.unless(m.kv_heads == m.heads,
              fmt::format("gpt2 has as many kv_heads ({}) as heads ({})", m.kv_heads, m.heads));
   } else {
-    p.unless(m.head_dim % 2 == 0 || is_deepseek(m),
-             fmt::format("head_dim {} must be even for rotary positions", m.head_dim));
+    const int64_t rotated = m.rope.columns > 0 ? m.rope.columns : m.head_dim;
+    p.unless(
+        (rotated % 2 == 0 && m.rope.columns >= 0 && rotated <= m.head_dim) || is_deepseek(m),
+        fmt::format("head_dim {} must be even for rotary positions, or the {} columns of it that are rotated",
+                    m.head_dim, m.rope.columns));
+    p.unless(m.rope.columns == 0 || m.family == ModelFamily::glm4_moe,
+             fmt::format("{} rotated columns of a head; {} rotates all", m.rope.columns, family));
     p.unless(m.rope.theta > 0 && std::isfinite(m.rope.theta),
              fmt::format("rope theta {} must be positive and finite", m.rope.theta));
     if (const auto& scaling = m.rope.scaling)
@@ -116,7 +122,8 @@ void check_family(const ModelDescription& m, Problems& p) {
                    scaling->original_max_position_embeddings));
   }
   p.unless(!is_olmo2(m) || (m.qk_norm && !m.mlp_bias), "olmo2 has qk_norm and no mlp_bias");
-  check_deepseek(m, p);
+  check_latent(m, p);
+  check_groups(m, p);
   if (m.mixture.experts <= 0) return;
   p.unless(!m.mlp_bias, "experts have no biases (mlp_bias)");
   p.unless(m.mixture.hidden > 0, fmt::format("the experts' hidden {} must be positive", m.mixture.hidden));

@@ -45,7 +45,7 @@ void check_model(const TrainConfig& c, const ModelSource& source, std::vector<st
   if (c.trains() || c.eval_only)
     collect(problems, [&] { sherd::hf::require_sequence(source.config, c.seq); });
   check_tensor_parallel(c, source, problems);
-  if (c.moe_bias_speed > 0 && !is_deepseek(source.config.description))
+  if (c.moe_bias_speed > 0 && !routes_in_groups(source.config.description))
     problems.push_back(fmt::format(
         "--moe-bias-speed {}: --model {} is of family {}, which has no selection bias; leave it out",
         c.moe_bias_speed, c.model, to_string(source.config.description.family)));

@@ -19,7 +19,7 @@ import tempfile
 
 import torch
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, DeepseekV3Config, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig,
+from transformers import (AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig,
                           Olmo2Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 from transformers.utils import logging
 
@@ -45,6 +45,9 @@ CONFIGS = {
                                     tie_word_embeddings=True, rope_interleave=False, norm_topk_prob=False,
                                     rope_parameters=dict(rope_type="yarn", rope_theta=1234.5, factor=8.0, beta_fast=16.0, beta_slow=2.0,
                                                          original_max_position_embeddings=16)),
+    "glm4_moe": Glm4MoeConfig(**SIZES, head_dim=12, moe_intermediate_size=24, n_routed_experts=8, num_experts_per_tok=2,
+                              n_group=2, topk_group=1, first_k_dense_replace=1, n_shared_experts=2,
+                              rope_parameters=dict(rope_type="default", rope_theta=1234.5, partial_rotary_factor=0.5)),
     "olmo2": Olmo2Config(**SIZES, tie_word_embeddings=True),
     "gpt2": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=80),
 }
@@ -53,7 +56,7 @@ MEANT = ("vocab_size hidden_size intermediate_size num_hidden_layers num_attenti
          "rms_norm_eps layer_norm_epsilon rope_parameters tie_word_embeddings attention_bias mlp_bias num_local_experts "
          "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_inner n_embd model_type kv_lora_rank q_lora_rank "
          "qk_nope_head_dim qk_rope_head_dim v_head_dim rope_interleave n_routed_experts n_shared_experts n_group topk_group "
-         "first_k_dense_replace routed_scaling_factor").split()
+         "first_k_dense_replace routed_scaling_factor use_qk_norm").split()
 
 
 def require(ok, what):

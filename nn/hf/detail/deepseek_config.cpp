@@ -17,56 +17,6 @@ void require_text(ConfigObject& c, const char* key, const char* wanted) {
     c.refuse(key, fmt::format("only \"{}\" is computed; train a model with it", wanted));
 }
 
-void read_latent(ConfigObject& c, ModelDescription& d) {
-  nn::LatentDescription& l = d.latent;
-  l.kv_rank = columns(c, "kv_lora_rank");
-  // A null means: no product of low rank.
-  l.q_rank = c.contains("q_lora_rank") && !c.has("q_lora_rank") ? 0 : columns(c, "q_lora_rank", 1536);
-  l.nope = columns(c, "qk_nope_head_dim");
-  l.rope = columns(c, "qk_rope_head_dim");
-  l.value = columns(c, "v_head_dim");
-  l.interleaved = c.flag("rope_interleave", true);
-  d.head_dim = l.nope + l.rope;
-  d.kv_heads = d.heads;
-  if (columns(c, "num_key_value_heads", d.heads) != d.heads)
-    c.refuse("num_key_value_heads",
-             fmt::format("latent attention has a key for each of the {} heads", d.heads));
-  if (l.rope % 2 != 0) c.refuse("qk_rope_head_dim", "it has no two halves to rotate");
-  if (columns(c, "head_dim", l.rope) != l.rope)
-    c.refuse("head_dim", fmt::format("it must be qk_rope_head_dim, {}, or absent", l.rope));
-  if (d.heads * std::max(d.head_dim, l.value) > kMaxColumns)
-    c.refuse(
-        "num_attention_heads",
-        fmt::format("all heads have more than {} columns; correct it, or the widths of heads", kMaxColumns));
-}
-
-void read_groups(ConfigObject& c, ModelDescription& d) {
-  nn::MixtureDescription& m = d.mixture;
-  m.experts = c.integer("n_routed_experts", std::nullopt, 2, kMaxExperts);
-  m.top_k = c.integer("num_experts_per_tok", 8, 1, kMaxExperts);
-  m.hidden = columns(c, "moe_intermediate_size");
-  d.hidden = columns(c, "intermediate_size");
-  m.dense_layers = c.integer("first_k_dense_replace", 3, 0, kMaxLayers);
-  if (m.dense_layers >= d.layers)
-    c.refuse("first_k_dense_replace",
-             fmt::format("the model has {} blocks, one of which at least must have experts", d.layers));
-  // A null means: none.
-  m.shared = c.contains("n_shared_experts") && !c.has("n_shared_experts")
-                 ? 0
-                 : c.integer("n_shared_experts", 1, 0, kMaxExperts);
-  m.groups = c.integer("n_group", 8, 1, kMaxExperts);
-  m.top_groups = c.integer("topk_group", 4, 1, kMaxExperts);
-  m.normalise = c.flag("norm_topk_prob", true);
-  m.scaling = c.number("routed_scaling_factor", 2.5, kTiny, kHuge);
-  const int64_t of_group = m.experts / m.groups;
-  if (of_group * m.groups != m.experts || (m.groups > 1 && of_group < 2))
-    c.refuse("n_group",
-             fmt::format("groups must divide the {} experts, with two of them or more", m.experts));
-  else if (m.top_groups > m.groups || m.top_groups * of_group < m.top_k)
-    c.refuse("topk_group", fmt::format("of {} groups of {} experts it must leave the {} of a row", m.groups,
-                                       of_group, m.top_k));
-}
-
 }  // namespace
 
 YarnScaling read_yarn(ConfigObject& rope, int64_t positions) {
@@ -98,9 +48,55 @@ nlohmann::json yarn_text(const YarnScaling& y) {
   return text;
 }
 
-void read_deepseek(ConfigObject& c, ModelDescription& d, std::vector<std::string>& notes) {
-  read_latent(c, d);
-  read_groups(c, d);
+void read_latent(ConfigObject& c, ModelDescription& d) {
+  nn::LatentDescription& l = d.latent;
+  l.kv_rank = columns(c, "kv_lora_rank");
+  // A null means: no product of low rank.
+  l.q_rank = c.contains("q_lora_rank") && !c.has("q_lora_rank") ? 0 : columns(c, "q_lora_rank", 1536);
+  l.nope = columns(c, "qk_nope_head_dim");
+  l.rope = columns(c, "qk_rope_head_dim");
+  l.value = columns(c, "v_head_dim");
+  l.interleaved = c.flag("rope_interleave", true);
+  d.head_dim = l.nope + l.rope;
+  d.kv_heads = d.heads;
+  if (columns(c, "num_key_value_heads", d.heads) != d.heads)
+    c.refuse("num_key_value_heads",
+             fmt::format("latent attention has a key for each of the {} heads", d.heads));
+  if (l.rope % 2 != 0) c.refuse("qk_rope_head_dim", "it has no two halves to rotate");
+  if (columns(c, "head_dim", l.rope) != l.rope)
+    c.refuse("head_dim", fmt::format("it must be qk_rope_head_dim, {}, or absent", l.rope));
+  if (d.heads * std::max(d.head_dim, l.value) > kMaxColumns)
+    c.refuse(
+        "num_attention_heads",
+        fmt::format("all heads have more than {} columns; correct it, or the widths of heads", kMaxColumns));
+}
+
+void read_groups(ConfigObject& c, const GroupDefaults& otherwise, ModelDescription& d,
+                 std::vector<std::string>& notes) {
+  nn::MixtureDescription& m = d.mixture;
+  m.experts = c.integer("n_routed_experts", std::nullopt, 2, kMaxExperts);
+  m.top_k = c.integer("num_experts_per_tok", 8, 1, kMaxExperts);
+  m.hidden = columns(c, "moe_intermediate_size");
+  d.hidden = columns(c, "intermediate_size");
+  m.dense_layers = c.integer("first_k_dense_replace", otherwise.dense_layers, 0, kMaxLayers);
+  if (m.dense_layers >= d.layers)
+    c.refuse("first_k_dense_replace",
+             fmt::format("the model has {} blocks, one of which at least must have experts", d.layers));
+  // A null means: none.
+  m.shared = c.contains("n_shared_experts") && !c.has("n_shared_experts")
+                 ? 0
+                 : c.integer("n_shared_experts", 1, 0, kMaxExperts);
+  m.groups = c.integer("n_group", otherwise.groups, 1, kMaxExperts);
+  m.top_groups = c.integer("topk_group", otherwise.top_groups, 1, kMaxExperts);
+  m.normalise = c.flag("norm_topk_prob", true);
+  m.scaling = c.number("routed_scaling_factor", otherwise.scaling, kTiny, kHuge);
+  const int64_t of_group = m.experts / m.groups;
+  if (of_group * m.groups != m.experts || (m.groups > 1 && of_group < 2))
+    c.refuse("n_group",
+             fmt::format("groups must divide the {} experts, with two of them or more", m.experts));
+  else if (m.top_groups > m.groups || m.top_groups * of_group < m.top_k)
+    c.refuse("topk_group", fmt::format("of {} groups of {} experts it must leave the {} of a row", m.groups,
+                                       of_group, m.top_k));
   require_text(c, "scoring_func", "sigmoid");
   require_text(c, "topk_method", "noaux_tc");
   if (c.integer("moe_layer_freq", 1, 1, kMaxSize) != 1)
@@ -117,15 +113,18 @@ void read_deepseek(ConfigObject& c, ModelDescription& d, std::vector<std::string
                     weight, weight));
 }
 
-void add_deepseek(const ModelDescription& d, nlohmann::json& text) {
+void add_latent(const ModelDescription& d, nlohmann::json& text) {
   const nn::LatentDescription& l = d.latent;
-  const nn::MixtureDescription& m = d.mixture;
   text["kv_lora_rank"] = l.kv_rank;
   text["q_lora_rank"] = l.q_rank > 0 ? nlohmann::json(l.q_rank) : nlohmann::json();
   text["qk_nope_head_dim"] = l.nope;
   text["qk_rope_head_dim"] = text["head_dim"] = l.rope;
   text["v_head_dim"] = l.value;
   text["rope_interleave"] = l.interleaved;
+}
+
+void add_groups(const ModelDescription& d, nlohmann::json& text) {
+  const nn::MixtureDescription& m = d.mixture;
   text["n_routed_experts"] = m.experts;
   text["num_experts_per_tok"] = m.top_k;
   text["moe_intermediate_size"] = m.hidden;

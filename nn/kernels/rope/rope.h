@@ -9,16 +9,16 @@
 
 namespace sherd {
 
-/// Each of the first `heads` heads of a row [x1, x2], two halves of head_dim / 2, becomes [x1 cos - x2 sin,
-/// x2 cos + x1 sin] with angle position * inv_freq[i] for component i of a half, an f32 product; the columns
-/// behind them are copied. x and y are [batch*seq, columns]; row t of each of the `batch` sequences has
+/// Each of the first `heads` heads of a row begins with `rotary` columns [x1, x2], two halves, which become [x1 cos - x2
+/// sin, x2 cos + x1 sin] with angle position * inv_freq[i] for component i of a half, an f32 product; a head's other
+/// columns, and the columns behind the heads, are copied. x and y are [batch*seq, columns]; row t of each of the `batch` sequences has
 /// position first_position + t. With `inverse` the angles are negative, which is the gradient: dx = rope(dy,
 /// inverse). (Su et al., RoFormer, 2021, with the halves of a head as pairs, as in Llama on Hugging Face.)
 struct RopeArgs {
-  int64_t batch = 0, seq = 0, heads = 0, head_dim = 0, columns = 0, first_position = 0;
+  int64_t batch = 0, seq = 0, heads = 0, head_dim = 0, rotary = 0, columns = 0, first_position = 0;
   bool inverse = false;
   Ref x{}, y{};
-  const float* inv_freq = nullptr;  // [head_dim / 2]
+  const float* inv_freq = nullptr;  // [rotary / 2]
 };
 
 inline Work work_of(const Device&, const RopeArgs& a) {
@@ -61,10 +61,11 @@ struct RopeKernels {
 
 namespace ops {
 
-/// head_dim is twice the length of inv_freq, f32; seq follows from the shapes. `heads` counts from the first
-/// column: heads + kv_heads of a packed qkv turns q and k and leaves v. y may be x.
+/// Twice the length of inv_freq, f32, columns of each head are rotated; seq follows from the shapes. `heads` counts from
+/// the first column: heads + kv_heads of a packed qkv turns q and k and leaves v. y may be x.
+/// @param head_dim columns of a head; 0: those that are rotated
 void rope(Stream& s, const Tensor& y, const Tensor& x, const Tensor& inv_freq, int64_t batch, int64_t heads,
-          int64_t first_position = 0, bool inverse = false);
+          int64_t first_position = 0, bool inverse = false, int64_t head_dim = 0);
 
 /// theta^(-2i / head_dim) for i below head_dim / 2, in f32 step by step as Hugging Face computes it: what
 /// inv_freq holds. @throws InvalidArgument unless head_dim is even and positive, and theta is positive.

@@ -28,7 +28,7 @@ Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
     : context_(context), parallel_(parallel), experts_(context, parallel) {
   const MixtureDescription& m = context.model.mixture;
   router_ = param("gate.weight", {m.experts, context.model.dim}, context.values());
-  if (is_deepseek(context.model))
+  if (routes_in_groups(context.model))
     bias_ = buffer("gate.e_score_correction_bias", {m.experts}, DType::f32, constant(0));
   child("experts", experts_);
   if (m.shared == 0) return;

@@ -31,7 +31,7 @@ class Experts : public Module<Experts> {
 /// of a tensor-parallel group, which hold the same rows, route and send a part of them each, and gather the
 /// results; where each has its part of the rows anyhow (SequenceRows), nothing is cut or gathered.
 ///
-/// Of deepseek_v3 and kimi_k2 the choice is route_in_groups(), with a bias that is a buffer, equal on all ranks; the
+/// In families with routes_in_groups() the choice is route_in_groups(), with a bias that is a buffer, equal on all ranks; the
 /// shared experts are one dense MLP beside the others, cut over tensor-parallel ranks as other MLPs.
 class Mixture : public Module<Mixture> {
  public:

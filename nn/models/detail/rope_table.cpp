@@ -7,7 +7,9 @@ namespace sherd::nn::detail {
 
 RopeTable::RopeTable(const ModelDescription& m) {
   if (is_gpt2(m)) return;
-  const int64_t width = m.latent.kv_rank > 0 ? m.latent.rope : m.head_dim;
+  const int64_t width = m.latent.kv_rank > 0 ? m.latent.rope
+                        : m.rope.columns > 0 ? m.rope.columns
+                                             : m.head_dim;
   if (m.rope.yarn)
     frequencies_ = ops::yarn_frequencies(width, m.rope.theta, *m.rope.yarn);
   else if (m.rope.scaling)

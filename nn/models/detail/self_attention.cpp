@@ -68,7 +68,8 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
     packed = nn::rope(std::move(packed), frequencies,
                       {.batch = batch,
                        .heads = heads_ + kv_heads_,
-                       .first_position = cache != nullptr ? cache->length() : 0});
+                       .first_position = cache != nullptr ? cache->length() : 0,
+                       .head_dim = m.head_dim});
   }
   const Var seen = attention(packed, {.batch = batch,
                                       .heads = heads_,

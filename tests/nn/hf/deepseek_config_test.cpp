@@ -116,6 +116,40 @@ TEST(DeepseekConfig, WhatIsNotComputedIsRefusedByItsKey) {
               HasSubstr("beta_slow"));
 }
 
+json glm() {
+  return {{"model_type", "glm4_moe"},   {"vocab_size", 97},          {"hidden_size", 64},
+          {"num_hidden_layers", 2},     {"num_attention_heads", 32}, {"intermediate_size", 48},
+          {"moe_intermediate_size", 8}, {"n_routed_experts", 128},   {"head_dim", 96},
+          {"attention_bias", true}};
+}
+
+TEST(GlmConfig, HasTheMixtureAndAPartOfEachHeadRotated) {
+  const ModelDescription d = parse_model_config(glm().dump(), "in/config.json").description;
+  EXPECT_EQ(d.mixture, (nn::MixtureDescription{
+                           .experts = 128, .top_k = 8, .hidden = 8, .dense_layers = 1, .shared = 1}));
+  EXPECT_TRUE(d.qkv_bias && !d.out_bias && !d.qk_norm);
+  EXPECT_EQ(d.kv_heads, 8);
+  EXPECT_EQ(d.rope.columns, 48);
+  json odd = glm();
+  odd["head_dim"] = 98;
+  odd["rope_parameters"] = {
+      {"rope_type", "default"}, {"rope_theta", 10000.0}, {"partial_rotary_factor", 0.1}};
+  EXPECT_THAT(message_of<InvalidArgument>([&] { parse_model_config(odd.dump(), "c.json"); }),
+              HasSubstr("9 of the 98 columns"));
+  // 14 / 98 of 98 columns are 13.99 in binary.
+  for (const double part : {0.5, 14.5 / 98, 1.0}) {
+    json c = glm();
+    if (part != 0.5) c["head_dim"] = 98;
+    c["rope_parameters"] = {
+        {"rope_type", "default"}, {"rope_theta", 10000.0}, {"partial_rotary_factor", part}};
+    const ModelDescription m = parse_model_config(c.dump(), "c.json").description;
+    EXPECT_EQ(m.rope.columns, part == 0.5 ? 48 : part == 1 ? 0 : 14);
+    const std::string text = model_config_text(m, DType::f32);
+    EXPECT_EQ(parse_model_config(text, "written").description.rope.columns, m.rope.columns);
+    EXPECT_EQ(parse_model_config(text, "written").description.mixture, m.mixture);
+  }
+}
+
 TEST(DeepseekConfig, WhatTrainingDoesNotFollowIsNoted) {
   EXPECT_THAT(parsed_deepseek({}).notes, IsEmpty());
   EXPECT_THAT(parsed_deepseek({{"num_nextn_predict_layers", 1}, {"aux_loss_alpha", 0.001}}).notes,
