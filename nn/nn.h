@@ -11,6 +11,7 @@
 #include <sherd/nn/function.h>
 #include <sherd/nn/gradient_check.h>
 #include <sherd/nn/grouped_linear.h>
+#include <sherd/nn/latent_attention.h>
 #include <sherd/nn/linear.h>
 #include <sherd/nn/loss.h>
 #include <sherd/nn/models/causal_model.h>

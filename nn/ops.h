@@ -6,6 +6,7 @@
 #include <sherd/nn/kernels/dropout/dropout.h>                // IWYU pragma: export
 #include <sherd/nn/kernels/embedding/embedding.h>            // IWYU pragma: export
 #include <sherd/nn/kernels/experts/experts.h>                // IWYU pragma: export
+#include <sherd/nn/kernels/latent/latent.h>                  // IWYU pragma: export
 #include <sherd/nn/kernels/loss/loss.h>                      // IWYU pragma: export
 #include <sherd/nn/kernels/norm/norm.h>                      // IWYU pragma: export
 #include <sherd/nn/kernels/rope/rope.h>                      // IWYU pragma: export

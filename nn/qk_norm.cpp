@@ -16,15 +16,15 @@ using namespace detail;
 
 namespace {
 
-/// Some neighbouring heads of every row.
+/// Some neighbouring heads of every row, from column `begin` on.
 struct Heads {
   int64_t rows, columns;  // of the packed tensor
-  int64_t first, count;   // in heads
-  int64_t width;
+  int64_t begin, count;
+  int64_t width;  // of a head
 
   /// From the first of them on. (An empty one has no first row.)
   Tensor in(const Tensor& packed) const {
-    return packed.flat(std::min(first * width, packed.numel()), packed.numel());
+    return packed.flat(std::min(begin, packed.numel()), packed.numel());
   }
   /// [rows * count, width].
   Tensor gathered(Stream& s, const Tensor& packed) const {
@@ -63,23 +63,12 @@ struct Normed {
   }
 };
 
-}  // namespace
-
-Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps,
-            const TensorParallel& tp) {
+/// qkv with q and k normalised; v, of k's width, stays.
+Var normed(const Var& qkv, const Normed& of_q, const Normed& of_k, float eps, const TensorParallel& tp,
+           const char* name = __builtin_FUNCTION()) {
   const Tensor x = qkv.value();
-  const int64_t width = numel_of(q.shape());
-  const int64_t others = x.dim() == 2 && width > 0 ? x.size(1) / width - heads : 0, kv_heads = others / 2;
-  if (heads < 1 || kv_heads < 1 || x.size(1) != (heads + 2 * kv_heads) * width || k.shape() != q.shape())
-    throw ShapeMismatch(
-        fmt::format("qk_norm: qkv is {}, must be [rows, ({} + 2 * kv_heads) * head_dim]; the weights of q {} "
-                    "and of k {} must be "
-                    "[head_dim]",
-                    to_string(x.shape()), heads, to_string(q.shape()), to_string(k.shape())));
-  const int64_t rows = x.size(0), columns = x.size(1);
-  const Normed of_q{{rows, columns, 0, heads, width}, q, like_f32(x, {rows * heads})};
-  const Normed of_k{{rows, columns, heads, kv_heads, width}, k, like_f32(x, {rows * kv_heads})};
-  const Heads v{rows, columns, heads + kv_heads, kv_heads, width};
+  const Heads& keys = of_k.heads;
+  const Heads v{keys.rows, keys.columns, keys.begin + keys.count * keys.width, keys.count, keys.width};
   return function(
       {qkv},
       [&](Stream& s) {
@@ -97,7 +86,38 @@ Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t head
         v.copy(s, dx, dy);
         return {dx};
       },
-      {q, k});
+      {of_q.weight, of_k.weight}, name);
+}
+
+}  // namespace
+
+Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps,
+            const TensorParallel& tp) {
+  const Tensor x = qkv.value();
+  const int64_t width = numel_of(q.shape());
+  const int64_t others = x.dim() == 2 && width > 0 ? x.size(1) / width - heads : 0, kv_heads = others / 2;
+  if (heads < 1 || kv_heads < 1 || x.size(1) != (heads + 2 * kv_heads) * width || k.shape() != q.shape())
+    throw ShapeMismatch(
+        fmt::format("qk_norm: qkv is {}, must be [rows, ({} + 2 * kv_heads) * head_dim]; the weights of q {} "
+                    "and of k {} must be "
+                    "[head_dim]",
+                    to_string(x.shape()), heads, to_string(q.shape()), to_string(k.shape())));
+  const int64_t rows = x.size(0), columns = x.size(1);
+  return normed(qkv, {{rows, columns, 0, heads, width}, q, like_f32(x, {rows * heads})},
+                {{rows, columns, heads * width, kv_heads, width}, k, like_f32(x, {rows * kv_heads})}, eps,
+                tp);
+}
+
+Var projection_norm(const Var& qkv, const Parameter& q, const Parameter& k, float eps) {
+  const Tensor x = qkv.value();
+  const int64_t of_q = numel_of(q.shape()), of_k = numel_of(k.shape());
+  if (x.dim() != 2 || x.size(1) != of_q + 2 * of_k)
+    throw ShapeMismatch(
+        fmt::format("projection_norm: qkv is {}, must be [rows, {} + 2 * {}], by the weights of q and k",
+                    to_string(x.shape()), of_q, of_k));
+  const int64_t rows = x.size(0), columns = x.size(1);
+  return normed(qkv, {{rows, columns, 0, 1, of_q}, q, like_f32(x, {rows})},
+                {{rows, columns, of_q, 1, of_k}, k, like_f32(x, {rows})}, eps, {});
 }
 
 }  // namespace sherd::nn

@@ -19,4 +19,9 @@ namespace sherd::nn {
 Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps = 1e-6f,
             const TensorParallel& tp = {});
 
+/// RMSNorm of all columns of q together, and of all of k, as OLMo 2 does before rope(): qkv [rows, q's columns + 2 * k's]
+/// as above, weights q and k of as many elements as the columns that they scale; v stays. Keeps the same.
+/// @throws ShapeMismatch for columns that do not fit the weights.
+Var projection_norm(const Var& qkv, const Parameter& q, const Parameter& k, float eps = 1e-6f);
+
 }  // namespace sherd::nn

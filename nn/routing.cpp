@@ -9,7 +9,6 @@
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
-#include <sherd/nn/kernels/experts/experts.h>
 
 namespace sherd::nn {
 namespace {
@@ -26,6 +25,20 @@ void spread_evenly(const Tensor& counts, int64_t rows) {
   const int64_t experts = counts.numel();
   for (int64_t e = 0; e < experts; ++e)
     counts.data<int32_t>()[e] = static_cast<int32_t>(rows / experts + (e < rows % experts ? 1 : 0));
+}
+
+Routes unsorted_routes(const Tensor& logits, int64_t k) {
+  const int64_t rows = logits.size(0);
+  return {{},
+          integers(logits, {rows, k}),
+          integers(logits, {rows * k}),
+          integers(logits, {rows * k}),
+          integers(logits, {logits.size(1)})};
+}
+
+void sort_choices(Stream& s, const Routes& r) {
+  ops::sort_by_expert(s, r.order, r.position, r.counts, r.indices);
+  if (s.device().dry()) spread_evenly(r.counts, r.indices.numel());
 }
 
 /// Whether the choices of this forward count. Without a place in which a second run finds them, in that run alone.
@@ -72,11 +85,7 @@ RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParalle
 Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing, std::optional<bool> normalised) {
   const Tensor logits = x.value();
   const int64_t rows = logits.size(0), experts = logits.size(1);
-  Routes r{{},
-           integers(logits, {rows, k}),
-           integers(logits, {rows * k}),
-           integers(logits, {rows * k}),
-           integers(logits, {experts})};
+  Routes r = unsorted_routes(logits, k);
   const int ranks = balancing.ranks ? balancing.ranks->size() : 1;
   const bool trains = balances(x, balancing);
   const std::shared_ptr<LayerLoads> loads =
@@ -101,8 +110,7 @@ Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing, std:
       [&](Stream& s) {
         Tensor gates = like_f32(logits, {rows, k});
         ops::route_top_k(s, r.indices, gates, logits, normalised);
-        ops::sort_by_expert(s, r.order, r.position, r.counts, r.indices);
-        if (s.device().dry()) spread_evenly(r.counts, rows * k);
+        sort_choices(s, r);
         if (counts) {
           const auto at = static_cast<int64_t>(layer) * experts;
           const Tensor everywhere = loads->counts_.flat(at, at + experts);
@@ -118,6 +126,50 @@ Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing, std:
         const Tensor dgates = call.output().tensor(logits.device(), indices.shape(), DType::f32);
         const Tensor dlogits = like(logits);
         ops::route_top_k_backward(s, dlogits, dgates, logits, indices, everywhere, balance, normalised);
+        return {dlogits};
+      });
+  return r;
+}
+
+bool LayerLoads::first_run(int layer) {
+  const bool first = !known_.at(static_cast<size_t>(layer));
+  known_[static_cast<size_t>(layer)] = true;
+  return first;
+}
+
+Routes route_in_groups(const Var& x, const GroupRouting& o) {
+  const Tensor logits = x.value();
+  const int64_t rows = logits.size(0), experts = logits.size(1);
+  if (o.sequences < 1 || o.all_rows % o.sequences != 0)
+    throw InvalidArgument(
+        fmt::format("route_in_groups: {} rows are not {} equal sequences", o.all_rows, o.sequences));
+  Routes r = unsorted_routes(logits, o.k);
+  const ops::RowsOfSequences at{o.first_row, std::max<int64_t>(1, o.all_rows / o.sequences)};
+  // Counts of choices are constants of backward.
+  const bool balanced = o.weight != 0 && x.tape() != nullptr && x.tape()->training();
+  const Tensor counts = balanced ? integers(logits, {o.sequences, experts}) : Tensor();
+  const float balance = o.weight * o.scale * static_cast<float>(experts) /
+                        static_cast<float>(o.k * std::max<int64_t>(1, at.seq));
+  r.gates = function(
+      {x},
+      [&](Stream& s) {
+        Tensor gates = like_f32(logits, {rows, o.k});
+        ops::route_in_groups(s, r.indices, gates, logits, o.bias, o.choice);
+        sort_choices(s, r);
+        if (o.step_load.defined())
+          ops::count_choices(s, o.step_load.view({1, experts}), r.indices, {0, std::max<int64_t>(1, rows)});
+        if (balanced) {
+          ops::fill(s, counts, 0);
+          ops::count_choices(s, counts, r.indices, at);
+          if (o.ranks && o.ranks->size() > 1) o.ranks->all_reduce(s, counts.unowned_view());
+        }
+        return gates;
+      },
+      [logits, indices = r.indices, choice = o.choice, counts, balance, at](
+          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dgates = call.output().tensor(logits.device(), indices.shape(), DType::f32);
+        const Tensor dlogits = like(logits);
+        ops::route_in_groups_backward(s, dlogits, dgates, logits, indices, choice, counts, balance, at);
         return {dlogits};
       });
   return r;

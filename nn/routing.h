@@ -16,6 +16,7 @@
 
 #include <sherd/comm/communicator.h>
 #include <sherd/nn/function.h>
+#include <sherd/nn/kernels/experts/experts.h>
 #include <sherd/nn/tensor_parallel.h>
 
 namespace sherd::nn {
@@ -53,6 +54,9 @@ class LayerLoads {
   /// @param layers mixtures of the model
   explicit LayerLoads(int layers) : known_(static_cast<size_t>(layers)) {}
   int layers() const { return static_cast<int>(known_.size()); }
+  /// Returns true in the first run of a layer's forward, false when it is computed again for backward. Of layers that
+  /// route_top_k() does not count.
+  bool first_run(int layer);
 
  private:
   friend Routes route_top_k(const Var&, int64_t, const LoadBalancing&, std::optional<bool>);
@@ -69,6 +73,8 @@ struct LayerBalance {
   float scale;  // LoadBalancing::scale
   std::shared_ptr<LayerLoads> loads = nullptr;
   int layer = 0;
+  int64_t sequences = 1;  // of equal length, in the forward's rows
+  Tensor step_load{};     // GroupRouting::step_load, or undefined: not counted
 };
 
 /// The load-balancing loss of `transformers` (router_aux_loss_coef; Fedus et al., 2021, equations 4 to 6, over all layers
@@ -92,6 +98,33 @@ struct LoadBalancing {
 /// @throws InvalidArgument for a k that is not in [1, min(experts, ops::kMostExpertsOfARow)].
 Routes route_top_k(const Var& logits, int64_t k, const LoadBalancing& balancing = {},
                    std::optional<bool> normalised = {});
+
+/// Routing of DeepSeek-V3 (DeepSeek-AI, 2024, arXiv 2412.19437, section 2.1.2).
+struct GroupRouting {
+  int64_t k = 1;
+  ops::GroupChoice choice{};
+  /// f32 [experts], added to the scores that choose; no gradient. Undefined: zeros.
+  Tensor bias{};
+  /// i32 [experts] or undefined: raised by the choices of this rank's rows. Set it in the first run of a forward in
+  /// training alone (LayerLoads::first_run()).
+  Tensor step_load{};
+
+  /// Weight of the sequence-wise balancing loss; 0: none. The objective gets, for its gradient alone, the further summand
+  ///     scale * weight * sum over sequences and their rows t, and experts e, of f[e] * s[t, e] / (sum over i of s[t, i]),
+  /// f[e] = experts / (k * seq) * the number of choices of e in the sequence (equations 17 to 20, per row).
+  float weight = 0;
+  float scale = 1;  // d(objective)/d(loss of one row)
+  int64_t sequences = 1;
+  /// Rows of all `ranks` together, which are those sequences, and the first of this rank's.
+  int64_t all_rows = 0, first_row = 0;
+  std::shared_ptr<Communicator> ranks = nullptr;  // null: this one has all rows
+};
+
+/// Selects k experts of each row by sigmoid(logits) + bias, in its best groups, with gates from the sigmoids alone; see
+/// ops::route_in_groups(). logits f32 or bf16 [n, experts]. With a weight, and several ranks, every forward on a tape is
+/// a collective.
+/// @throws InvalidArgument as ops::route_in_groups(), and for sequences that do not divide all_rows.
+Routes route_in_groups(const Var& logits, const GroupRouting& routing);
 
 /// x's rows [n, d] in the order of their experts, one for each choice: [n * k, d].
 Var dispatch(const Var& x, const Routes& routes);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,6 +10,8 @@
 #include <sherd/kernels/device/error.h>
 
 #include <sherd/nn/hf/detail/config_object.h>
+#include <sherd/nn/hf/detail/config_values.h>
+#include <sherd/nn/hf/detail/deepseek_config.h>
 #include <sherd/nn/hf/detail/families.h>
 
 namespace sherd::hf {
@@ -19,18 +20,10 @@ namespace {
 using nn::ModelDescription;
 
 constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
-// Sizes beyond any model's: what is larger is a mistake. Columns are multiplied with each other and with
-// tokens of a batch, so they are bounded more narrowly.
-constexpr int64_t kMaxSize = int64_t{1} << 30;
-constexpr int64_t kMaxColumns = int64_t{1} << 20;
 // Of all weights together, so that their bytes, with gradients and states, fit 64 bits by far.
 constexpr double kMaxParameters = 1e15;
-constexpr int64_t kMaxLayers = 10'000;
-constexpr int64_t kMaxExperts = 65'536;
 constexpr int64_t kMaxExpertsOfAll = int64_t{1}
                                      << 18;  // of all blocks: each has three tensors with names of their own
-constexpr double kHuge = std::numeric_limits<float>::max();
-constexpr double kTiny = std::numeric_limits<float>::min();
 
 const Family* find_family(std::string_view model_type) {
   const auto found = std::find_if(std::begin(kFamilies), std::end(kFamilies),
@@ -38,18 +31,9 @@ const Family* find_family(std::string_view model_type) {
   return found == std::end(kFamilies) ? nullptr : found;
 }
 
-int64_t size(ConfigObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
-  return c.integer(key, otherwise, 1, kMaxSize);
-}
-
-// A width of activations.
-int64_t columns(ConfigObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
-  return c.integer(key, otherwise, 1, kMaxColumns);
-}
-
 // Each size may be possible, and all of them together still no model that anybody has.
 void require_parameters(ConfigObject& c, const ModelDescription& d) {
-  if (d.mixture.experts > kMaxExpertsOfAll / d.layers)
+  if (d.mixture.experts > kMaxExpertsOfAll / std::max<int64_t>(1, d.layers - d.mixture.dense_layers))
     c.refuse("model_type",
              fmt::format("{} blocks of {} experts are more than {} experts together; correct one of the two",
                          d.layers, d.mixture.experts, kMaxExpertsOfAll));
@@ -71,16 +55,6 @@ void require_parameters(ConfigObject& c, const ModelDescription& d) {
 const char* spelling(const ConfigObject& c, std::initializer_list<const char*> keys) {
   const auto found = std::find_if(keys.begin(), keys.end(), [&](const char* key) { return c.has(key); });
   return found == keys.end() ? *keys.begin() : *found;
-}
-
-// The factor of a setting that must be `wanted` because nothing else is computed.
-void require_flag(ConfigObject& c, const char* key, bool otherwise, bool wanted, const char* why) {
-  if (c.flag(key, otherwise) != wanted) c.refuse(key, why);
-}
-
-void note_dropout(ConfigObject& c, const char* key, double otherwise, std::vector<std::string>& notes) {
-  if (const double p = c.number(key, otherwise, 0, 1); p > 0)
-    notes.push_back(fmt::format("\"{}\" is {}: training here is without dropout", key, p));
 }
 
 void read_activation(ConfigObject& c, const char* key, std::initializer_list<std::string_view> good) {
@@ -116,6 +90,19 @@ Llama3Scaling read_llama3(ConfigObject& rope, int64_t positions) {
   return s;
 }
 
+// Of each head; columns as the class counts them.
+void read_rotated_part(ConfigObject& c, ConfigObject& rope, ModelDescription& d) {
+  const double outside = c.number("partial_rotary_factor", 0.5, kTiny, 1);
+  const double part = rope.number("partial_rotary_factor", outside, kTiny, 1);
+  const auto columns_of_head = static_cast<int64_t>(static_cast<double>(d.head_dim) * part);
+  if (columns_of_head < 2 || columns_of_head % 2 != 0)
+    (rope.has("partial_rotary_factor") ? rope : c)
+        .refuse("partial_rotary_factor",
+                fmt::format("{} of the {} columns of a head have no two halves to rotate", columns_of_head,
+                            d.head_dim));
+  d.rope.columns = columns_of_head == d.head_dim ? 0 : columns_of_head;
+}
+
 void read_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
   // As transformers: rope_scaling, where it says something, takes the place of rope_parameters.
   const bool scaled = c.has("rope_scaling") && c.raw("rope_scaling") != nlohmann::json::object();
@@ -124,22 +111,28 @@ void read_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
   const double outside = c.number("rope_theta", family.theta, kTiny, kHuge);
   d.rope.theta = rope.number("rope_theta", outside, kTiny, kHuge);
   for (ConfigObject* o : {&c, &rope}) {
+    if (d.family == ModelFamily::glm4_moe) break;
     if (o->number("partial_rotary_factor", 1, -kHuge, kHuge) != 1)
       o->refuse("partial_rotary_factor",
                 "only the rotation of whole heads is computed; train a model without this key");
   }
+  if (d.family == ModelFamily::glm4_moe) read_rotated_part(c, rope, d);
   const char* type_key = spelling(rope, {"rope_type", "type"});
   const std::string type = rope.text(type_key, "default");
-  if (type == "llama3") {
+  if (type == "llama3" && !is_deepseek(d)) {
     d.rope.scaling = read_llama3(rope, d.positions);
+  } else if (type == "yarn" && is_deepseek(d)) {
+    d.rope.yarn = read_yarn(rope, d.positions);
   } else if (rope.has("full_attention") || rope.has("sliding_attention")) {
     c.refuse(key,
              "rotary settings by kind of block are not computed; train a model with one setting for all");
   } else if (type != "default") {
     rope.refuse(
         type_key,
-        "only the rotary embeddings \"default\" and \"llama3\" are computed; train a model with one of "
-        "these, or, for sequences within the original length, take the whole object out");
+        fmt::format(
+            "only the rotary embeddings \"default\" and \"{}\" are computed; train a model with one of "
+            "these, or, for sequences within the original length, take the whole object out",
+            is_deepseek(d) ? "yarn" : "llama3"));
   }
 }
 
@@ -218,11 +211,8 @@ void read_gpt2(ConfigObject& c, ModelConfig& config) {
   for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) note_dropout(c, key, 0.1, config.notes);
 }
 
-void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config) {
-  ModelDescription& d = config.description;
-  d.dim = columns(c, "hidden_size");
-  d.layers = c.integer("num_hidden_layers", std::nullopt, 1, kMaxLayers);
-  d.heads = columns(c, "num_attention_heads");
+// Query and key heads of attention that is not latent.
+void read_heads(ConfigObject& c, const Family& family, ModelDescription& d) {
   const bool no_kv = !c.contains("num_key_value_heads");  // null: as many as heads
   d.kv_heads = columns(c, "num_key_value_heads", no_kv ? family.kv_heads.value_or(d.heads) : d.heads);
   if (d.heads % d.kv_heads != 0)
@@ -240,16 +230,32 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
              fmt::format("with a head_dim of {} all heads have {} columns, and at most {} are "
                          "possible; correct one of the two",
                          d.head_dim, d.heads * d.head_dim, kMaxColumns));
+}
+
+void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config) {
+  ModelDescription& d = config.description;
+  d.dim = columns(c, "hidden_size");
+  d.layers = c.integer("num_hidden_layers", std::nullopt, 1, kMaxLayers);
+  d.heads = columns(c, "num_attention_heads");
+  if (is_deepseek(d))
+    read_latent(c, d);
+  else
+    read_heads(c, family, d);
   d.positions = size(c, "max_position_embeddings", family.positions);
   d.norm_eps = static_cast<float>(c.number("rms_norm_eps", family.norm_eps, kTiny, kHuge));
   d.qkv_bias = d.out_bias = family.attention_bias && c.flag("attention_bias", false);
   d.qkv_bias = d.qkv_bias || family.qkv_bias;
   d.mlp_bias = family.mlp_bias && c.flag("mlp_bias", false);
   d.qk_norm = family.qk_norm;
+  if (d.family == ModelFamily::glm4_moe) d.out_bias = false, d.qk_norm = c.flag("use_qk_norm", false);
   read_activation(c, "hidden_act", {"silu", "swish"});
   read_rope(c, family, d);
   if (family.windows) read_window(c, family, config);
-  if (family.experts)
+  if (is_deepseek(d))
+    read_groups(c, {}, d, config.notes);
+  else if (routes_in_groups(d))
+    read_groups(c, {.dense_layers = 1, .groups = 1, .top_groups = 1, .scaling = 1}, d, config.notes);
+  else if (family.experts)
     read_experts(c, family, d);
   else
     d.hidden = columns(c, "intermediate_size");

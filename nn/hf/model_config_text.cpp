@@ -8,6 +8,7 @@
 #include <sherd/kernels/device/error.h>
 
 #include <sherd/nn/hf/detail/config_object.h>
+#include <sherd/nn/hf/detail/deepseek_config.h>
 #include <sherd/nn/hf/detail/families.h>
 #include <sherd/nn/hf/model_config.h>
 
@@ -57,11 +58,20 @@ void add_rope(const ModelDescription& d, json& text) {
                {"high_freq_factor", d.rope.scaling->high_freq_factor},
                {"original_max_position_embeddings", d.rope.scaling->original_max_position_embeddings}};
   }
+  if (d.rope.yarn) scaling = yarn_text(*d.rope.yarn);
   text["rope_scaling"] = scaling;
   text["rope_theta"] = d.rope.theta;
-  json whole = d.rope.scaling ? scaling : json{{"rope_type", "default"}};
+  json whole = !scaling.is_null() ? scaling : json{{"rope_type", "default"}};
   whole["rope_theta"] = d.rope.theta;
   text["rope_parameters"] = whole;
+}
+
+// The part of a head's columns from which the class counts as many again, rounding down.
+double rotated_part(const ModelDescription& d) {
+  if (d.rope.columns == 0) return 1;
+  const auto columns = static_cast<double>(d.rope.columns), all = static_cast<double>(d.head_dim);
+  return static_cast<int64_t>(all * (columns / all)) == d.rope.columns ? columns / all
+                                                                       : (columns + 0.5) / all;
 }
 
 json llama_kind_text(const ModelDescription& d, const Family& family) {
@@ -80,6 +90,12 @@ json llama_kind_text(const ModelDescription& d, const Family& family) {
   if (family.mlp_bias) text["mlp_bias"] = d.mlp_bias;
   if (family.window_switch) text["use_sliding_window"] = false;
   if (family.windows) text["sliding_window"] = json();
+  if (is_deepseek(d)) add_latent(d, text);
+  if (routes_in_groups(d)) add_groups(d, text);
+  if (d.family == ModelFamily::glm4_moe) {
+    text["use_qk_norm"] = d.qk_norm;
+    text["partial_rotary_factor"] = text["rope_parameters"]["partial_rotary_factor"] = rotated_part(d);
+  }
   if (!family.experts) return text;
   const bool qwen = family.family == ModelFamily::qwen3_moe;
   text[qwen ? "num_experts" : "num_local_experts"] = d.mixture.experts;
@@ -121,6 +137,9 @@ std::string model_config_text(const ModelDescription& d, DType dtype) {
   };
   compare("kv_heads", d.kv_heads, again.kv_heads);
   compare("head_dim", d.head_dim, again.head_dim);
+  compare("latent.rope", d.latent.rope, again.latent.rope);
+  compare("rope.columns", d.rope.columns, again.rope.columns);
+  compare("mixture.dense_layers", d.mixture.dense_layers, again.mixture.dense_layers);
   compare("qkv_bias", d.qkv_bias, again.qkv_bias);
   compare("out_bias", d.out_bias, again.out_bias);
   compare("mlp_bias", d.mlp_bias, again.mlp_bias);

@@ -38,10 +38,13 @@ int64_t block_of(std::string_view name) {
 double least_bytes(const nn::ModelDescription& d) {
   const auto product = [](auto... sizes) { return (2.0 * ... * static_cast<double>(sizes)); };
   const int matrices = d.family == nn::ModelFamily::gpt2 ? 2 : 3;
-  const double mlp = d.mixture.experts > 0 ? product(3, d.mixture.experts, d.dim, d.mixture.hidden)
-                                           : product(matrices, d.dim, d.hidden);
-  const double attention = product(2, d.dim, d.head_dim, d.heads + d.kv_heads);
-  return static_cast<double>(d.layers) * (attention + mlp) + product(d.vocab, d.dim);
+  const double dense = product(matrices, d.dim, d.hidden);
+  const double mixture = product(3, d.mixture.experts, d.dim, d.mixture.hidden);
+  const int64_t mixtures = d.mixture.experts > 0 ? d.layers - d.mixture.dense_layers : 0;
+  const double attention = d.latent.kv_rank > 0 ? product(d.dim, d.heads, d.latent.value)
+                                                : product(2, d.dim, d.head_dim, d.heads + d.kv_heads);
+  return static_cast<double>(d.layers) * attention + static_cast<double>(mixtures) * mixture +
+         static_cast<double>(d.layers - mixtures) * dense + product(d.vocab, d.dim);
 }
 
 }  // namespace

@@ -41,6 +41,12 @@ class CausalModel : public Module<CausalModel> {
   virtual ModuleBase* experts(size_t i) = 0;
   /// Each block's activations are dropped and computed again in backward.
   virtual void set_recompute(bool on) = 0;
+  /// Ends a step of a model with MixtureDescription::bias_speed: raises the selection bias of experts that got fewer rows
+  /// than the mean of their layer, in all forwards of training since the last call and on all ranks, by that speed, and
+  /// lowers that of the others. Call it once behind each Optimizer::step(), on every rank: a collective. The biases are
+  /// equal on all ranks, in bits. Of no effect on other models.
+  /// @param skip i64 [1] on the device, or undefined: not 0 keeps the biases (ShardRuntime::skip(), of before the step)
+  virtual void update_selection_bias(const Tensor& skip = {}) { (void)skip; }
 };
 
 struct CausalModelOptions {

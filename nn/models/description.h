@@ -12,16 +12,41 @@ namespace sherd::nn {
 
 /// The families that causal_model() builds, by the names that Hugging Face's config.json gives them in
 /// `model_type`.
-enum class ModelFamily { gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, mixtral };
+enum class ModelFamily {
+  gpt2,
+  llama,
+  mistral,
+  qwen2,
+  qwen3,
+  qwen3_moe,
+  mixtral,
+  deepseek_v3,
+  kimi_k2,
+  olmo2,
+  glm4_moe
+};
 std::string_view to_string(ModelFamily family);
 
 /// Rotary embedding; see rope(). Unused by gpt2, whose positions are learned.
 struct RopeDescription {
   double theta = 10000;
+  int64_t columns = 0;                     // of a head that are rotated [partial_rotary_factor]; 0: all
   std::optional<Llama3Scaling> scaling{};  // rope_type "llama3"
+  std::optional<YarnScaling> yarn{};       // rope_type "yarn", of deepseek_v3 and kimi_k2
 };
 
-/// Experts in the place of every block's MLP; see route_top_k().
+/// Multi-head latent attention; see latent_attention(). Sizes as in config.json.
+struct LatentDescription {
+  int64_t kv_rank = 0;  // [kv_lora_rank]; 0: heads have keys of their own
+  int64_t q_rank = 0;   // [q_lora_rank]; 0: queries come from the rows themselves
+  int64_t nope = 0;     // [qk_nope_head_dim]: columns of a key without positions
+  int64_t rope = 0;   // [qk_rope_head_dim]: further columns with rotary positions, one key part for all heads
+  int64_t value = 0;  // [v_head_dim]
+  bool interleaved = true;  // [rope_interleave]: components 2i and 2i + 1 are a pair, not i and i + rope / 2
+  bool operator==(const LatentDescription&) const = default;
+};
+
+/// Experts in the place of every block's MLP; see route_top_k(), and where routes_in_groups() route_in_groups().
 struct MixtureDescription {
   int64_t experts = 0;  // 0: dense blocks
   int64_t top_k = 0;    // of each token
@@ -30,6 +55,14 @@ struct MixtureDescription {
   bool normalise = true;
   /// Weight of the balancing loss (router_aux_loss_coef); see LoadBalancing.
   double balance = 0;
+  // The rest is of families with routes_in_groups().
+  int64_t dense_layers = 0;  // [first_k_dense_replace]: leading blocks with a dense MLP
+  int64_t shared = 0;      // [n_shared_experts]: columns of the MLP that all rows take, in units of `hidden`
+  int64_t groups = 1;      // [n_group], divides experts
+  int64_t top_groups = 1;  // [topk_group]: groups in which a row may choose
+  double scaling = 1;      // [routed_scaling_factor], of all gates
+  /// Change of an expert's selection bias in each step; 0: the biases stay. See update_selection_bias().
+  double bias_speed = 0;
   bool operator==(const MixtureDescription&) const = default;
 };
 
@@ -41,7 +74,7 @@ struct ModelDescription {
   int64_t layers = 0;    // [num_hidden_layers, n_layer]
   int64_t heads = 0;     // [num_attention_heads, n_head]
   int64_t kv_heads = 0;  // [num_key_value_heads], divides heads
-  int64_t head_dim = 0;  // [head_dim], or dim / heads
+  int64_t head_dim = 0;  // [head_dim], or dim / heads; of latent attention nope + rope
   int64_t hidden = 0;    // [intermediate_size, n_inner], of the dense MLP
   int64_t positions =
       0;  // [max_position_embeddings, n_positions]: the longest sequence; gpt2's learned positions
@@ -50,11 +83,28 @@ struct ModelDescription {
   bool qkv_bias = false;   // qwen2, gpt2; [attention_bias]
   bool out_bias = false;   // of the projection behind attention: gpt2; [attention_bias] of llama
   bool mlp_bias = false;   // gpt2; [mlp_bias] of llama
-  bool qk_norm = false;    // qwen3, qwen3_moe: each head of q and k is normalised before rope
+  /// Before rope q and k are normalised: of qwen3 and qwen3_moe each head, of olmo2 all heads together.
+  bool qk_norm = false;
   /// Standard deviation of the first values of matrices [initializer_range].
   float init_std = 0.02f;
   RopeDescription rope{};
   MixtureDescription mixture{};
+  LatentDescription latent{};
+
+  /// Whether block `layer` has experts.
+  bool has_experts(int64_t layer) const { return mixture.experts > 0 && layer >= mixture.dense_layers; }
 };
+
+/// DeepSeek-V3's architecture (DeepSeek-AI, 2024, arXiv 2412.19437), which Kimi K2 (2025, arXiv 2507.20534) shares.
+inline bool is_deepseek(const ModelDescription& d) {
+  return d.family == ModelFamily::deepseek_v3 || d.family == ModelFamily::kimi_k2;
+}
+/// Experts as in DeepSeek-V3: chosen by route_in_groups(), with a selection bias, dense layers and shared experts. GLM-4.5
+/// (GLM team, 2025, arXiv 2508.06471) has them behind attention with keys of its own.
+inline bool routes_in_groups(const ModelDescription& d) {
+  return is_deepseek(d) || d.family == ModelFamily::glm4_moe;
+}
+/// OLMo 2 (OLMo team, 2024, arXiv 2501.00656): norms behind attention and MLP, inside the residual branch.
+inline bool is_olmo2(const ModelDescription& d) { return d.family == ModelFamily::olmo2; }
 
 }  // namespace sherd::nn

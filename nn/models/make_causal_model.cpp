@@ -34,7 +34,7 @@ void check_sizes(const ModelDescription& m, Problems& p) {
                                     {"kv_heads", m.kv_heads},
                                     {"head_dim", m.head_dim},
                                     {"positions", m.positions},
-                                    {"hidden", dense ? m.hidden : 1}})
+                                    {"hidden", dense || m.mixture.dense_layers > 0 ? m.hidden : 1}})
     p.unless(value > 0, fmt::format("{} {} must be positive", name, value));
   p.unless(m.vocab <= INT32_MAX, fmt::format("vocab {} does not fit tokens of 32 bits", m.vocab));
   p.unless(m.heads <= 0 || m.kv_heads <= 0 || divides(m.kv_heads, m.heads),
@@ -44,9 +44,55 @@ void check_sizes(const ModelDescription& m, Problems& p) {
   p.unless(m.init_std >= 0, fmt::format("init_std {} must not be negative", m.init_std));
 }
 
+void check_latent(const ModelDescription& m, Problems& p) {
+  const LatentDescription& l = m.latent;
+  if (!is_deepseek(m)) {
+    p.unless(l == LatentDescription{} && !m.rope.yarn,
+             fmt::format("latent attention and yarn scaling, which {} has not", to_string(m.family)));
+    return;
+  }
+  p.unless(l.kv_rank > 0 && l.q_rank >= 0 && l.nope >= 0 && l.rope > 0 && l.rope % 2 == 0 && l.value > 0,
+           fmt::format("latent attention of kv_rank {}, q_rank {}, nope {}, rope {}, value {}: kv_rank, rope "
+                       "and value must be positive, rope even",
+                       l.kv_rank, l.q_rank, l.nope, l.rope, l.value));
+  p.unless(m.head_dim == l.nope + l.rope,
+           fmt::format("head_dim {} must be nope + rope, {}", m.head_dim, l.nope + l.rope));
+  p.unless(m.kv_heads == m.heads, fmt::format("{} kv_heads; must be the {} heads", m.kv_heads, m.heads));
+  p.unless(!m.qk_norm, fmt::format("{} has no qk_norm", to_string(m.family)));
+  if (const auto& y = m.rope.yarn)
+    p.unless(y->factor >= 1 && y->beta_slow > 0 && y->beta_slow <= y->beta_fast &&
+                 y->original_max_position_embeddings > 0 && m.rope.theta > 1,
+             "yarn scaling: factor must be at least 1, beta_slow positive and at most beta_fast, the "
+             "original length positive, theta above 1");
+}
+
+void check_groups(const ModelDescription& m, Problems& p) {
+  const MixtureDescription& x = m.mixture;
+  if (!routes_in_groups(m)) {
+    p.unless(x.dense_layers == 0 && x.shared == 0 && x.groups == 1 && x.scaling == 1 && x.bias_speed == 0,
+             fmt::format(
+                 "dense layers, shared experts, groups, scaled gates or a selection bias, which {} has not",
+                 to_string(m.family)));
+    return;
+  }
+  p.unless(x.dense_layers >= 0 && x.dense_layers < m.layers,
+           fmt::format("{} dense layers of {}; at least one must have experts", x.dense_layers, m.layers));
+  p.unless(x.shared >= 0, fmt::format("{} shared experts must not be negative", x.shared));
+  const int64_t size = divides(x.groups, x.experts) ? x.experts / x.groups : 0;
+  p.unless(size > 0 && (x.groups == 1 || size > 1),
+           fmt::format("{} groups must divide {} experts, with two of them or more", x.groups, x.experts));
+  p.unless(x.top_groups >= 1 && x.top_groups <= x.groups && x.top_groups * size >= x.top_k,
+           fmt::format("{} of {} groups must hold the {} experts of a row", x.top_groups, x.groups, x.top_k));
+  p.unless(x.scaling > 0 && std::isfinite(x.scaling),
+           fmt::format("gates times {} must be positive", x.scaling));
+  p.unless(x.bias_speed >= 0 && std::isfinite(x.bias_speed),
+           fmt::format("the selection bias's speed {} must be finite and not negative", x.bias_speed));
+}
+
 void check_family(const ModelDescription& m, Problems& p) {
   const std::string_view family = to_string(m.family);
-  const bool experts = m.family == ModelFamily::qwen3_moe || m.family == ModelFamily::mixtral;
+  const bool experts =
+      m.family == ModelFamily::qwen3_moe || m.family == ModelFamily::mixtral || routes_in_groups(m);
   p.unless((m.mixture.experts > 0) == experts,
            fmt::format("{} experts, but {} is a family {} them", m.mixture.experts, family,
                        experts ? "with" : "without"));
@@ -56,7 +102,13 @@ void check_family(const ModelDescription& m, Problems& p) {
     p.unless(m.kv_heads == m.heads,
              fmt::format("gpt2 has as many kv_heads ({}) as heads ({})", m.kv_heads, m.heads));
   } else {
-    p.unless(m.head_dim % 2 == 0, fmt::format("head_dim {} must be even for rotary positions", m.head_dim));
+    const int64_t rotated = m.rope.columns > 0 ? m.rope.columns : m.head_dim;
+    p.unless(
+        (rotated % 2 == 0 && m.rope.columns >= 0 && rotated <= m.head_dim) || is_deepseek(m),
+        fmt::format("head_dim {} must be even for rotary positions, or the {} columns of it that are rotated",
+                    m.head_dim, m.rope.columns));
+    p.unless(m.rope.columns == 0 || m.family == ModelFamily::glm4_moe,
+             fmt::format("{} rotated columns of a head; {} rotates all", m.rope.columns, family));
     p.unless(m.rope.theta > 0 && std::isfinite(m.rope.theta),
              fmt::format("rope theta {} must be positive and finite", m.rope.theta));
     if (const auto& scaling = m.rope.scaling)
@@ -69,6 +121,9 @@ void check_family(const ModelDescription& m, Problems& p) {
                    scaling->factor, scaling->low_freq_factor, scaling->high_freq_factor,
                    scaling->original_max_position_embeddings));
   }
+  p.unless(!is_olmo2(m) || (m.qk_norm && !m.mlp_bias), "olmo2 has qk_norm and no mlp_bias");
+  check_latent(m, p);
+  check_groups(m, p);
   if (m.mixture.experts <= 0) return;
   p.unless(!m.mlp_bias, "experts have no biases (mlp_bias)");
   p.unless(m.mixture.hidden > 0, fmt::format("the experts' hidden {} must be positive", m.mixture.hidden));
@@ -81,10 +136,17 @@ void check_family(const ModelDescription& m, Problems& p) {
 
 void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problems& p) {
   const int tp = o.tp.size();
+  p.unless(
+      tp == 1 || !is_olmo2(m),
+      fmt::format("{} tensor-parallel ranks; its norms span all heads, which is computed on one rank alone",
+                  tp));
   p.unless(m.heads % tp == 0, fmt::format("{} tensor-parallel ranks do not divide {} heads", tp, m.heads));
-  if (m.mixture.experts <= 0)
+  if (m.mixture.experts <= 0 || m.mixture.dense_layers > 0)
     p.unless(m.hidden % tp == 0,
              fmt::format("{} tensor-parallel ranks do not divide hidden {}", tp, m.hidden));
+  p.unless(m.mixture.shared * m.mixture.hidden % tp == 0,
+           fmt::format("{} tensor-parallel ranks do not divide the shared experts' {} columns", tp,
+                       m.mixture.shared * m.mixture.hidden));
   p.unless(m.mixture.experts <= 0 || divides(o.ep.parts, m.mixture.experts),
            fmt::format("{} parts do not divide {} experts", o.ep.parts, m.mixture.experts));
   p.unless(o.ep.parts == 1 || o.ep.comm, "experts in several parts need a communicator");

@@ -118,6 +118,46 @@ ModelDescription mixtral_8x7b() {
   return m;
 }
 
+// (DeepSeek-AI, 2024, arXiv 2412.19437), without its head for multi-token prediction.
+ModelDescription deepseek_v3() {
+  return {.family = ModelFamily::deepseek_v3,
+          .vocab = 129280,
+          .dim = 7168,
+          .layers = 61,
+          .heads = 128,
+          .kv_heads = 128,
+          .head_dim = 192,
+          .hidden = 18432,
+          .positions = 163840,
+          .norm_eps = 1e-6f,
+          .rope = {.theta = 10000, .yarn = YarnScaling{.factor = 40, .mscale = 1, .mscale_all_dim = 1}},
+          .mixture = {.experts = 256,
+                      .top_k = 8,
+                      .hidden = 2048,
+                      .dense_layers = 3,
+                      .shared = 1,
+                      .groups = 8,
+                      .top_groups = 4,
+                      .scaling = 2.5},
+          .latent = {.kv_rank = 512, .q_rank = 1536, .nope = 128, .rope = 64, .value = 128}};
+}
+
+// (Kimi Team, 2025, arXiv 2507.20534.)
+ModelDescription kimi_k2() {
+  ModelDescription m = deepseek_v3();
+  m.family = ModelFamily::kimi_k2;
+  m.vocab = 163840;
+  m.heads = m.kv_heads = 64;
+  m.positions = 131072;
+  m.rope.theta = 50000;
+  m.rope.yarn = YarnScaling{.factor = 32, .beta_fast = 1, .beta_slow = 1, .mscale = 1, .mscale_all_dim = 1};
+  m.mixture.experts = 384;
+  m.mixture.dense_layers = 1;
+  m.mixture.groups = m.mixture.top_groups = 1;
+  m.mixture.scaling = 2.827;
+  return m;
+}
+
 std::vector<Preset> presets() {
   return {{"gpt2-124m", gpt2(768, 12, 12)},
           {"gpt2-350m", gpt2(1024, 24, 16)},
@@ -134,7 +174,9 @@ std::vector<Preset> presets() {
           {"qwen3-1.7b", qwen3(2048, 28, 16, 6144, true)},
           {"qwen3-8b", qwen3(4096, 36, 32, 12288, false)},
           {"qwen3-30b-a3b", qwen3_30b_a3b()},
-          {"mixtral-8x7b", mixtral_8x7b()}};
+          {"mixtral-8x7b", mixtral_8x7b()},
+          {"deepseek-v3", deepseek_v3()},
+          {"kimi-k2", kimi_k2()}};
 }
 
 }  // namespace

@@ -69,6 +69,7 @@ void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool 
   try {
     choose_model_text(c, saved, model_given, line.notes);
     const ModelSource source = model_source(c);
+    line.notes.insert(line.notes.end(), source.config.notes.begin(), source.config.notes.end());
     take_sizes(c, source, balance_given);
     check_model(c, source, problems);
   } catch (const sherd::InvalidArgument& e) {

@@ -113,6 +113,11 @@ void Rules::check_experts() const {
     refuse("--expert-parallel {}: must divide --experts {}", c.expert_parallel, c.experts);
   if (good("ranks", "expert_parallel") && c.ranks % c.expert_parallel != 0)
     refuse("--expert-parallel {}: must divide --ranks {}", c.expert_parallel, c.ranks);
+  if (c.model.empty() && c.moe_bias_speed > 0)
+    refuse(
+        "--moe-bias-speed {}: the experts of --experts have no selection bias; use --model of deepseek_v3, "
+        "kimi_k2 or glm4_moe",
+        c.moe_bias_speed);
   if (c.model.empty() && c.experts > 0 && good("tp") && c.tp > 1)
     refuse("--tp {}: blocks with --experts are not cut; use one of the two", c.tp);
 }

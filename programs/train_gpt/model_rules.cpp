@@ -24,10 +24,16 @@ void check_tensor_parallel(const TrainConfig& c, const ModelSource& source,
                            std::vector<std::string>& problems) {
   const sherd::nn::ModelDescription& d = source.config.description;
   if (c.tp < 1) return;
+  if (c.tp > 1 && is_olmo2(d))
+    problems.push_back(fmt::format(
+        "--tp {}: the norms of --model {} span all heads, which is computed on one rank alone; leave it out",
+        c.tp, c.model));
   std::vector<std::string> undivided;
   if (d.heads % c.tp != 0) undivided.push_back(fmt::format("its {} heads", d.heads));
-  if (d.mixture.experts == 0 && d.hidden % c.tp != 0)
+  if ((d.mixture.experts == 0 || d.mixture.dense_layers > 0) && d.hidden % c.tp != 0)
     undivided.push_back(fmt::format("the {} hidden columns of its MLPs", d.hidden));
+  if (const int64_t columns = d.mixture.shared * d.mixture.hidden; columns % c.tp != 0)
+    undivided.push_back(fmt::format("the {} columns of its shared experts", columns));
   if (!undivided.empty())
     problems.push_back(
         fmt::format("--tp {}: must, of --model {}, divide {}", c.tp, c.model, fmt::join(undivided, " and ")));
@@ -39,6 +45,10 @@ void check_model(const TrainConfig& c, const ModelSource& source, std::vector<st
   if (c.trains() || c.eval_only)
     collect(problems, [&] { sherd::hf::require_sequence(source.config, c.seq); });
   check_tensor_parallel(c, source, problems);
+  if (c.moe_bias_speed > 0 && !routes_in_groups(source.config.description))
+    problems.push_back(fmt::format(
+        "--moe-bias-speed {}: --model {} is of family {}, which has no selection bias; leave it out",
+        c.moe_bias_speed, c.model, to_string(source.config.description.family)));
   if (c.sample_bytes() > 0 && !c.prompt_tokens.empty())
     collect(problems, [&] { parse_prompt_tokens(c.prompt_tokens, source.config.description.vocab); });
   if (source.folder.empty() && !c.from_scratch && c.init_weights.empty() && !c.resumes_weights())

@@ -27,6 +27,7 @@ namespace {
 nn::ModelDescription description_of(const TrainConfig& c) {
   nn::ModelDescription d = model_source(c).config.description;
   d.mixture.balance = c.moe_aux;
+  d.mixture.bias_speed = c.moe_bias_speed;
   return d;
 }
 
@@ -161,11 +162,18 @@ sherd::TokenWork token_work(const TrainConfig& c) {
   const nn::ModelDescription d = model_source(c).config.description;
   const nn::MixtureDescription& m = d.mixture;
   const int64_t matrices = d.family == nn::ModelFamily::gpt2 ? 2 : 3;  // of an MLP
-  const int64_t attention = 2 * d.dim * d.head_dim * (d.heads + d.kv_heads);
-  const int64_t mlp =
-      m.experts > 0 ? d.dim * (m.experts + matrices * m.top_k * m.hidden) : matrices * d.dim * d.hidden;
-  return {.weights = d.layers * (attention + mlp) + d.dim * d.vocab,
-          .attention_width = d.layers * d.heads * d.head_dim};
+  const nn::LatentDescription& l = d.latent;
+  const int64_t queries =
+      l.q_rank > 0 ? l.q_rank * (d.dim + d.heads * d.head_dim) : d.dim * d.heads * d.head_dim;
+  const int64_t attention = l.kv_rank > 0 ? queries + d.dim * (l.kv_rank + l.rope) +
+                                                d.heads * (l.kv_rank * (l.nope + l.value) + l.value * d.dim)
+                                          : 2 * d.dim * d.head_dim * (d.heads + d.kv_heads);
+  const int64_t mixtures = m.experts > 0 ? d.layers - m.dense_layers : 0;
+  const int64_t mixture = d.dim * (m.experts + matrices * (m.top_k + m.shared) * m.hidden);
+  return {.weights = d.layers * attention + mixtures * mixture +
+                     (d.layers - mixtures) * matrices * d.dim * d.hidden + d.dim * d.vocab,
+          // Of latent attention half of the products with keys and half of those with values.
+          .attention_width = d.layers * d.heads * (l.kv_rank > 0 ? (d.head_dim + l.value) / 2 : d.head_dim)};
 }
 
 fs::path first_weights(const TrainConfig& c) {

@@ -113,7 +113,9 @@ PendingStep Trainer::issue_step() {
   if (config_.skip_non_finite) skip_unless_finite(model_, loss_sum);
   p.reduced = stamp(s);
   p.result.lr = learning_rate(schedule_of(config_), step_);
+  const Tensor skip = config_.skip_non_finite ? runtime.skip() : Tensor();
   optimizer_->step(p.result.lr);
+  model_.update_selection_bias(skip);
   p.updated = stamp(s);
 
   p.result.comm = minus(minus(rank_.world->counts(), before), of_loss);

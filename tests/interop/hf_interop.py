@@ -19,8 +19,8 @@ import tempfile
 
 import torch
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config,
-                          Qwen3Config, Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig,
+                          Olmo2Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 from transformers.utils import logging
 
 torch.set_num_threads(1)
@@ -39,12 +39,24 @@ CONFIGS = {
     "qwen3_moe": Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=4, num_experts_per_tok=3, moe_intermediate_size=24,
                                 norm_topk_prob=True),
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
+    "deepseek_v3": DeepseekV3Config(**{**SIZES, "num_key_value_heads": 4}, moe_intermediate_size=24, n_routed_experts=8,
+                                    num_experts_per_tok=2, n_group=4, topk_group=2, first_k_dense_replace=1, q_lora_rank=None,
+                                    kv_lora_rank=20, qk_nope_head_dim=6, qk_rope_head_dim=6, v_head_dim=16,
+                                    tie_word_embeddings=True, rope_interleave=False, norm_topk_prob=False,
+                                    rope_parameters=dict(rope_type="yarn", rope_theta=1234.5, factor=8.0, beta_fast=16.0, beta_slow=2.0,
+                                                         original_max_position_embeddings=16)),
+    "glm4_moe": Glm4MoeConfig(**SIZES, head_dim=12, moe_intermediate_size=24, n_routed_experts=8, num_experts_per_tok=2,
+                              n_group=2, topk_group=1, first_k_dense_replace=1, n_shared_experts=2,
+                              rope_parameters=dict(rope_type="default", rope_theta=1234.5, partial_rotary_factor=0.5)),
+    "olmo2": Olmo2Config(**SIZES, tie_word_embeddings=True),
     "gpt2": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=80),
 }
 # What of a configuration makes the model.
 MEANT = ("vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
          "rms_norm_eps layer_norm_epsilon rope_parameters tie_word_embeddings attention_bias mlp_bias num_local_experts "
-         "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_inner n_embd model_type").split()
+         "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_inner n_embd model_type kv_lora_rank q_lora_rank "
+         "qk_nope_head_dim qk_rope_head_dim v_head_dim rope_interleave n_routed_experts n_shared_experts n_group topk_group "
+         "first_k_dense_replace routed_scaling_factor use_qk_norm").split()
 
 
 def require(ok, what):
@@ -85,7 +97,10 @@ def exchange(program, folder, before, name):
     old, written = tensors(folder), tensors(new)
     require(old.keys() == written.keys(), f"{name}: names differ: {sorted(old.keys() ^ written.keys())}")
     for key, tensor in old.items():
-        same = tensor.dtype == written[key].dtype and torch.equal(tensor, written[key])
+        # A buffer, which is written in its own dtype.
+        bias = key.endswith("e_score_correction_bias")
+        same = torch.equal(tensor.float(), written[key]) if bias else (
+            tensor.dtype == written[key].dtype and torch.equal(tensor, written[key]))
         require(same, f"{name}: {key} differs")
     after = opened(new)
     for key in MEANT:
@@ -107,6 +122,9 @@ def main():
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.normal_(0, 0.2)
+                for name, buffer in model.named_buffers():
+                    if name.endswith("e_score_correction_bias"):
+                        buffer.normal_(0, 0.05)
             forms = [("f32", torch.float32, "1GB", True), ("bf16", torch.bfloat16, "20KB", True),
                      ("f16", torch.float16, "30KB", True)]
             if "num_experts_per_tok" in config.to_dict():

@@ -85,6 +85,7 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
       norms.push_back(stats.norm);
       zeros.push_back(stats.zeros);
       optimizer.step(0.01);
+      model.update_selection_bias();
     }
     model.set_training(false);
     const std::vector<float> logits =

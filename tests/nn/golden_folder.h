@@ -14,8 +14,27 @@
 
 namespace sherd::test {
 
-inline constexpr const char* kFamilies[] = {"gpt2",  "llama",     "mistral", "qwen2",
-                                            "qwen3", "qwen3_moe", "mixtral"};
+inline constexpr const char* kFamilies[] = {"gpt2",      "llama",   "mistral",     "qwen2", "qwen3",
+                                            "qwen3_moe", "mixtral", "deepseek_v3", "olmo2", "glm4_moe"};
+
+inline void add_latent(const nlohmann::json& c, nn::ModelDescription& m) {
+  nn::LatentDescription& l = m.latent;
+  l = {c.at("kv_lora_rank"),     c.at("q_lora_rank"), c.at("qk_nope_head_dim"),
+       c.at("qk_rope_head_dim"), c.at("v_head_dim"),  c.at("rope_interleave")};
+  m.head_dim = l.nope + l.rope;
+  const auto& rope = c.at("rope_parameters");
+  if (rope.at("rope_type") == "yarn")
+    m.rope.yarn = {rope.at("factor"), rope.at("beta_fast"),      rope.at("beta_slow"),
+                   rope.at("mscale"), rope.at("mscale_all_dim"), rope.at("original_max_position_embeddings")};
+}
+
+inline void add_groups(const nlohmann::json& c, nn::ModelDescription& m) {
+  nn::MixtureDescription& x = m.mixture;
+  x.experts = c.at("n_routed_experts"), x.top_k = c.at("num_experts_per_tok");
+  x.hidden = c.at("moe_intermediate_size"), x.normalise = c.at("norm_topk_prob");
+  x.dense_layers = c.at("first_k_dense_replace"), x.shared = c.at("n_shared_experts");
+  x.groups = c.at("n_group"), x.top_groups = c.at("topk_group"), x.scaling = c.at("routed_scaling_factor");
+}
 
 /// What the tests need of config.json; programs read it with refusals.
 inline nn::ModelDescription description_of(const nlohmann::json& c) {
@@ -23,7 +42,8 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   nn::ModelDescription m;
   const std::string type = c.at("model_type");
   for (const ModelFamily f : {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral, ModelFamily::qwen2,
-                              ModelFamily::qwen3, ModelFamily::qwen3_moe, ModelFamily::mixtral})
+                              ModelFamily::qwen3, ModelFamily::qwen3_moe, ModelFamily::mixtral,
+                              ModelFamily::deepseek_v3, ModelFamily::olmo2, ModelFamily::glm4_moe})
     if (to_string(f) == type) m.family = f;
   m.vocab = c.at("vocab_size");
   if (m.family == ModelFamily::gpt2) {
@@ -40,12 +60,19 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   m.tied = c.at("tie_word_embeddings");
   m.qkv_bias = m.family == ModelFamily::qwen2 || c.value("attention_bias", false);
   m.out_bias = c.value("attention_bias", false), m.mlp_bias = c.value("mlp_bias", false);
-  m.qk_norm = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
+  m.qk_norm = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe || is_olmo2(m);
   const auto& rope = c.at("rope_parameters");
   m.rope.theta = rope.at("rope_theta");
   if (rope.at("rope_type") == "llama3")
     m.rope.scaling = {rope.at("factor"), rope.at("low_freq_factor"), rope.at("high_freq_factor"),
                       rope.at("original_max_position_embeddings")};
+  if (is_deepseek(m)) add_latent(c, m);
+  if (routes_in_groups(m)) add_groups(c, m);
+  if (m.family == ModelFamily::glm4_moe) {
+    m.out_bias = false, m.qk_norm = c.at("use_qk_norm");
+    m.rope.columns = static_cast<int64_t>(rope.at("partial_rotary_factor").get<double>() *
+                                          static_cast<double>(m.head_dim));
+  }
   if (!c.contains("num_local_experts")) return m;
   m.mixture.experts = c.at("num_local_experts"), m.mixture.top_k = c.at("num_experts_per_tok");
   m.mixture.hidden = c.value("moe_intermediate_size", m.hidden);
@@ -112,6 +139,14 @@ struct GoldenFolder {
                     whole.begin() + run.global.value + run.count);
       ASSERT_EQ(static_cast<int64_t>(mine.size()), p.shard().numel()) << name;
       if (!mine.empty()) ops::copy_from_host(s, p.shard(), mine.data(), p.shard().nbytes());
+    }
+    for (auto& [name, b] : model.named_buffers()) {
+      const CheckpointTensor* t = reader.find(Section::model, name);
+      ASSERT_NE(t, nullptr) << name;
+      std::vector<float> values(static_cast<size_t>(b.numel()));
+      const Box all{Shape(b.shape().size(), 0), b.shape()};
+      reader.read(*t, {&all, 1}, values.data());
+      ops::copy_from_host(s, b.data(), values.data(), b.data().nbytes());
     }
     s.synchronize();
     change.end();

@@ -59,18 +59,30 @@ TEST(CausalModel, BadDescriptionsAreRefusedWithAllThatIsWrong) {
     EXPECT_THAT(refusal(changed("mixtral", [](auto&) {}), {.tp = nn::TensorParallel::of(mesh)}),
                 HasSubstr("need a mesh of their own"));
   });
+  EXPECT_THAT(refusal(changed("deepseek_v3",
+                              [](auto& m) {
+                                m.latent.rope = 3, m.kv_heads = 2, m.mixture.groups = 5,
+                                m.mixture.dense_layers = 3;
+                                m.mixture.scaling = 0, m.mixture.bias_speed = -1;
+                              })),
+              AllOf(HasSubstr("rope 3"), HasSubstr("head_dim 10 must be nope + rope, 9"),
+                    HasSubstr("2 kv_heads"), HasSubstr("3 dense layers of 3"),
+                    HasSubstr("5 groups must divide 12"), HasSubstr("gates times 0"), HasSubstr("speed -1")));
+  EXPECT_THAT(refusal(changed("llama", [](auto& m) { m.latent.kv_rank = 4, m.mixture.shared = 1; })),
+              AllOf(HasSubstr("latent attention and yarn scaling, which llama has not"),
+                    HasSubstr("shared experts")));
   EXPECT_THAT(refusal(changed("llama", [](auto&) {}), {.logits_chunk = -1}), HasSubstr("logits_chunk -1"));
 }
 
 TEST(Presets, AreModelsOfThePublishedSizes) {
   // Parameters as published, the tied head counted once.
   const std::map<std::string, int64_t> sizes = {
-      {"gpt2-124m", 124439808},     {"gpt2-350m", 354823168},    {"gpt2-774m", 774030080},
-      {"gpt2-1.5b", 1557611200},    {"llama3.2-1b", 1235814400}, {"llama3.2-3b", 3212749824},
-      {"llama3-8b", 8030261248},    {"llama3-70b", 70553706496}, {"llama3-405b", 405853388800},
-      {"mistral-7b", 7248023552},   {"qwen2-0.5b", 494032768},   {"qwen3-0.6b", 596049920},
-      {"qwen3-1.7b", 1720574976},   {"qwen3-8b", 8190735360},    {"qwen3-30b-a3b", 30532122624},
-      {"mixtral-8x7b", 46702792704}};
+      {"gpt2-124m", 124439808},      {"gpt2-350m", 354823168},      {"gpt2-774m", 774030080},
+      {"gpt2-1.5b", 1557611200},     {"llama3.2-1b", 1235814400},   {"llama3.2-3b", 3212749824},
+      {"llama3-8b", 8030261248},     {"llama3-70b", 70553706496},   {"llama3-405b", 405853388800},
+      {"mistral-7b", 7248023552},    {"qwen2-0.5b", 494032768},     {"qwen3-0.6b", 596049920},
+      {"qwen3-1.7b", 1720574976},    {"qwen3-8b", 8190735360},      {"qwen3-30b-a3b", 30532122624},
+      {"mixtral-8x7b", 46702792704}, {"deepseek-v3", 671026404352}, {"kimi-k2", 1026408209408}};
   EXPECT_EQ(nn::preset_names().size(), sizes.size());
   for (const std::string& name : nn::preset_names()) {
     int64_t parameters = 0;

@@ -203,6 +203,10 @@ const ExpertsKernels* ExpertsKernels::cpu() {
   static const ExpertsKernels table{
       .route_top_k = cpu::route_top_k,
       .route_top_k_backward = cpu::route_top_k_backward,
+      .route_in_groups = reference()->route_in_groups,
+      .route_in_groups_backward = reference()->route_in_groups_backward,
+      .count_choices = reference()->count_choices,
+      .update_selection_bias = reference()->update_selection_bias,
       .sort_by_expert = reference()->sort_by_expert,
       .expand_rows = cpu::expand_rows,
       .combine_rows = cpu::combine_rows,

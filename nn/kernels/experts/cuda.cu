@@ -6,9 +6,13 @@
 // tensors, of which check_indices has told, are left out of sums and give rows of zeros.
 namespace sherd::cuda {
 
-// cuda_route.cu, cuda_sort.cu
+// cuda_route.cu, cuda_groups.cu, cuda_sort.cu
 void route_top_k(ExecutionContext&, const RouteArgs&);
 void route_top_k_backward(ExecutionContext&, const RouteArgs&);
+void route_in_groups(ExecutionContext&, const GroupRouteArgs&);
+void route_in_groups_backward(ExecutionContext&, const GroupRouteArgs&);
+void count_choices(ExecutionContext&, const CountChoicesArgs&);
+void update_selection_bias(ExecutionContext&, const SelectionBiasArgs&);
 void sort_by_expert(ExecutionContext&, const ExpertSortArgs&);
 
 namespace {
@@ -142,6 +146,10 @@ const ExpertsKernels* ExpertsKernels::cuda() {
   static constexpr ExpertsKernels table{
       .route_top_k = cuda::route_top_k,
       .route_top_k_backward = cuda::route_top_k_backward,
+      .route_in_groups = cuda::route_in_groups,
+      .route_in_groups_backward = cuda::route_in_groups_backward,
+      .count_choices = cuda::count_choices,
+      .update_selection_bias = cuda::update_selection_bias,
       .sort_by_expert = cuda::sort_by_expert,
       .expand_rows = cuda::expand_rows,
       .combine_rows = cuda::combine_rows,

@@ -24,6 +24,40 @@ RouteArgs route_args(Check& check, const char* op, const Tensor& indices, const 
   return a;
 }
 
+GroupRouteArgs group_args(Check& check, const char* op, const Tensor& indices, const Tensor& logits,
+                          const GroupChoice& choice) {
+  const RouteArgs plain = route_args(check, op, indices, logits);
+  const int64_t of_group = choice.groups > 0 ? plain.experts / choice.groups : 0;
+  require(choice.groups >= 1 && of_group * choice.groups == plain.experts &&
+              (choice.groups == 1 || of_group > 1) && choice.top_groups >= 1 &&
+              choice.top_groups <= choice.groups && choice.top_groups * of_group >= plain.k,
+          fmt::format("{}: {} of {} experts in {} of {} groups; groups must divide the experts, have at "
+                      "least two of them, "
+                      "and those that a row may choose at least as many as it chooses",
+                      op, plain.k, plain.experts, choice.top_groups, choice.groups));
+  return {.rows = plain.rows,
+          .experts = plain.experts,
+          .k = plain.k,
+          .groups = choice.groups,
+          .top_groups = choice.top_groups,
+          .normalised = choice.normalised,
+          .scaling = choice.scaling,
+          .logits = plain.logits,
+          .indices = plain.indices};
+}
+
+void check_sequences(Check& check, const Tensor& counts, int64_t experts, int64_t rows,
+                     const RowsOfSequences& at) {
+  require(at.seq > 0 && at.first_row >= 0,
+          fmt::format(
+              "counts of sequences: {} rows of a sequence, first row {}; must be positive and not negative",
+              at.seq, at.first_row));
+  check.dims("counts", counts, 2).dtype("counts", counts, DType::i32);
+  check.that(counts.size(1) == experts && at.first_row + rows <= counts.size(0) * at.seq,
+             fmt::format("counts are {}, must be [at least {} rows / {}, {}]", to_string(counts.shape()),
+                         at.first_row + rows, at.seq, experts));
+}
+
 ExpertRowsArgs rows_args(Check& check, const Tensor& tokens, const Tensor& copies, const char* name,
                          const Tensor& places) {
   check.dims("tokens", tokens, 2).dims("copies", copies, 2).dtype("tokens", tokens, kActivations).done();
@@ -84,6 +118,68 @@ void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates
   a.counts = pointer<int32_t>(counts);
   a.balance = balance;
   queue(s, "route_top_k_backward", kernels<ExpertsKernels>(s).route_top_k_backward, a);
+}
+
+void route_in_groups(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
+                     const Tensor& bias, const GroupChoice& choice) {
+  Check check("route_in_groups");
+  GroupRouteArgs a = group_args(check, "route_in_groups", indices, logits, choice);
+  check.dtype("gates", gates, DType::f32).shape("gates", gates, indices.shape());
+  if (bias.defined()) check.dtype("bias", bias, DType::f32).shape("bias", bias, {a.experts});
+  check.done();
+  a.gates = ref(gates);
+  a.bias = pointer<float>(bias);
+  queue(s, "route_in_groups", kernels<ExpertsKernels>(s).route_in_groups, a);
+}
+
+void route_in_groups_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
+                              const Tensor& indices, const GroupChoice& choice, const Tensor& counts,
+                              float balance, const RowsOfSequences& rows) {
+  Check check("route_in_groups_backward");
+  GroupRouteArgs a = group_args(check, "route_in_groups_backward", indices, logits, choice);
+  check.dtype("dgates", dgates, DType::f32).shape("dgates", dgates, indices.shape());
+  check.dtype("dlogits", dlogits, kActivations).shape("dlogits", dlogits, logits.shape());
+  if (counts.defined()) check_sequences(check, counts, a.experts, a.rows, rows);
+  check.done();
+  a.dgates = ref(dgates);
+  a.dlogits = ref(dlogits);
+  a.counts = pointer<int32_t>(counts);
+  a.first_row = rows.first_row;
+  a.seq = rows.seq;
+  a.balance = balance;
+  queue(s, "route_in_groups_backward", kernels<ExpertsKernels>(s).route_in_groups_backward, a);
+}
+
+void count_choices(Stream& s, const Tensor& counts, const Tensor& indices, const RowsOfSequences& rows) {
+  Check check("count_choices");
+  check.dims("counts", counts, 2).dims("indices", indices, 2).dtype("indices", indices, DType::i32);
+  check_sequences(check, counts, counts.size(1), indices.size(0), rows);
+  check.done();
+  const CountChoicesArgs a{.rows = indices.size(0),
+                           .experts = counts.size(1),
+                           .k = indices.size(1),
+                           .first_row = rows.first_row,
+                           .seq = rows.seq,
+                           .indices = indices.data<int32_t>(),
+                           .counts = counts.data<int32_t>()};
+  queue(s, "count_choices", kernels<IndicesKernels>(s).check_indices, "count_choices", "indices", a.indices,
+        indices.numel(), a.experts);
+  queue(s, "count_choices", kernels<ExpertsKernels>(s).count_choices, a);
+}
+
+void update_selection_bias(Stream& s, const Tensor& bias, const Tensor& load, float speed,
+                           const Tensor& skip) {
+  Check check("update_selection_bias");
+  check.dims("bias", bias, 1).dtype("bias", bias, DType::f32);
+  check.dtype("load", load, DType::i32).count("load", load, bias.numel());
+  check_skip(check, skip);
+  check.done();
+  const SelectionBiasArgs a{.experts = bias.numel(),
+                            .bias = bias.data<float>(),
+                            .load = load.data<int32_t>(),
+                            .skip = pointer<int64_t>(skip),
+                            .speed = speed};
+  queue(s, "update_selection_bias", kernels<ExpertsKernels>(s).update_selection_bias, a);
 }
 
 void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, const Tensor& counts,

@@ -28,6 +28,44 @@ struct RouteArgs {
   float balance = 0;
 };
 
+/// Chooses k experts for every row in groups, by sigmoid scores s = sigmoid(logits) (DeepSeek-AI, DeepSeek-V3, 2024,
+/// arXiv 2412.19437, section 2.1.2). Experts lie in `groups` groups of neighbours; a group's score is the sum of its two
+/// largest s + bias. The k largest s + bias in a row's top_groups best groups are its choices, best first, ties and NaN
+/// to the lower index. gates [rows, k]: scaling * s of the chosen ones, `normalised`, divided by the sum of these s plus
+/// 1e-20. bias f32 [experts] chooses alone; null: 0. With one group all of it is a choice among all experts.
+/// Backward: dlogits = the gradient through the gates, plus that of
+///   balance * sum over rows r and experts e of counts[(first_row + r) / seq, e] * s[r, e] / (sum over i of s[r, i])
+/// when counts [sequences, experts] is not null; counts are constants. Dtypes as of RouteArgs.
+struct GroupRouteArgs {
+  int64_t rows = 0, experts = 0, k = 0, groups = 1, top_groups = 1;
+  bool normalised = true;
+  float scaling = 1;
+  Ref logits{}, gates{};
+  int32_t* indices = nullptr;
+  const float* bias = nullptr;
+  Ref dgates{}, dlogits{};
+  const int32_t* counts = nullptr;
+  int64_t first_row = 0, seq = 1;
+  float balance = 0;
+};
+
+/// counts[(first_row + r) / seq, e] is raised by the number of row r's choices that fell on expert e.
+struct CountChoicesArgs {
+  int64_t rows = 0, experts = 0, k = 0, first_row = 0, seq = 1;
+  const int32_t* indices = nullptr;
+  int32_t* counts = nullptr;
+};
+
+/// bias[e] += speed * sign(mean of load - load[e]), unless `skip` is not null and not 0; then load = 0. (Wang et al.,
+/// Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts, 2024, arXiv 2408.15664, algorithm 1.)
+struct SelectionBiasArgs {
+  int64_t experts = 0;
+  float* bias = nullptr;
+  int32_t* load = nullptr;
+  const int64_t* skip = nullptr;
+  float speed = 0;
+};
+
 /// The stable order of `count` places by their expert: order[j] is the place that comes j-th, position its
 /// inverse, counts[e] the number of places of expert e.
 struct ExpertSortArgs {
@@ -58,6 +96,9 @@ inline Work work_of(const Device&, const ExpertRowsArgs& a) {
 inline Work work_of(const Device&, const RouteArgs& a) {
   return {.bytes = bytes_of({a.logits, a.dlogits}, a.rows * a.experts)};
 }
+inline Work work_of(const Device&, const GroupRouteArgs& a) {
+  return {.bytes = bytes_of({a.logits, a.dlogits}, a.rows * a.experts)};
+}
 
 struct ExpertsKernels {
   static constexpr const char* kName = "experts";
@@ -67,6 +108,10 @@ struct ExpertsKernels {
 
   void (*route_top_k)(ExecutionContext&, const RouteArgs&);
   void (*route_top_k_backward)(ExecutionContext&, const RouteArgs&);
+  void (*route_in_groups)(ExecutionContext&, const GroupRouteArgs&);
+  void (*route_in_groups_backward)(ExecutionContext&, const GroupRouteArgs&);
+  void (*count_choices)(ExecutionContext&, const CountChoicesArgs&);
+  void (*update_selection_bias)(ExecutionContext&, const SelectionBiasArgs&);
   void (*sort_by_expert)(ExecutionContext&, const ExpertSortArgs&);
   void (*expand_rows)(ExecutionContext&, const ExpertRowsArgs&);
   void (*combine_rows)(ExecutionContext&, const ExpertRowsArgs&);
@@ -86,6 +131,30 @@ void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Te
 void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
                           const Tensor& indices, const Tensor& counts, float balance,
                           std::optional<bool> normalised = {});
+/// How route_in_groups() chooses, and what its gates are; see GroupRouteArgs.
+struct GroupChoice {
+  int64_t groups = 1, top_groups = 1;
+  bool normalised = true;
+  float scaling = 1;
+};
+/// logits [rows, experts]; indices i32 [rows, k], gates f32 [rows, k], bias f32 [experts] or undefined.
+/// @throws InvalidArgument for a k that is not in [1, min(experts, kMostExpertsOfARow)]; for groups that do not divide the
+/// experts, several groups of one expert, and top_groups outside of [1, groups] or with fewer than k experts.
+void route_in_groups(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
+                     const Tensor& bias, const GroupChoice& choice);
+/// Where the rows of a call lie: row r is row first_row + r of sequences of `seq` rows each.
+struct RowsOfSequences {
+  int64_t first_row = 0, seq = 1;
+};
+/// dgates f32 [rows, k]; counts i32 [sequences, experts], or undefined (no balancing term).
+void route_in_groups_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
+                              const Tensor& indices, const GroupChoice& choice, const Tensor& counts,
+                              float balance, const RowsOfSequences& rows);
+/// counts i32 [sequences, experts], indices i32 [rows, k] of route_in_groups().
+void count_choices(Stream& s, const Tensor& counts, const Tensor& indices, const RowsOfSequences& rows);
+/// bias f32 [experts], load i32 [experts], skip i64 [1] or undefined.
+void update_selection_bias(Stream& s, const Tensor& bias, const Tensor& load, float speed,
+                           const Tensor& skip = {});
 /// All i32; counts [experts], the others of one element count. An index outside [0, experts) fails the stream
 /// with InvalidArgument.
 void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, const Tensor& counts,

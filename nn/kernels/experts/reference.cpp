@@ -6,6 +6,8 @@
 
 #include <sherd/kernels/device/reference/access.h>
 
+#include "reference_groups.h"
+
 namespace sherd::reference {
 namespace {
 
@@ -128,6 +130,10 @@ const ExpertsKernels* ExpertsKernels::reference() {
   static constexpr ExpertsKernels table{
       .route_top_k = reference::route_top_k,
       .route_top_k_backward = reference::route_top_k_backward,
+      .route_in_groups = reference::route_in_groups,
+      .route_in_groups_backward = reference::route_in_groups_backward,
+      .count_choices = reference::count_choices,
+      .update_selection_bias = reference::update_selection_bias,
       .sort_by_expert = reference::sort_by_expert,
       .expand_rows = reference::expand_rows,
       .combine_rows = reference::combine_rows,

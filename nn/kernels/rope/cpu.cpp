@@ -23,7 +23,7 @@ void turn(T* y, const T* x, const float* cos, const float* sin, int64_t half) {
 
 /// Threads share positions out: the angles of one are computed once for all sequences and heads.
 void rope(ExecutionContext& ctx, const RopeArgs& a) {
-  const int64_t half = a.head_dim / 2, turned = a.heads * a.head_dim;
+  const int64_t half = a.rotary / 2, turned = a.heads * a.head_dim;
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, a.batch * a.columns));
   with_activation(a.x.dtype, [&](auto type) {
     using T = decltype(type);
@@ -39,7 +39,10 @@ void rope(ExecutionContext& ctx, const RopeArgs& a) {
           const int64_t row = (b * a.seq + t) * a.columns;
           const T* x = a.x.as<T>() + row;
           T* y = a.y.as<T>() + row;
-          for (int64_t c = 0; c < turned; c += a.head_dim) turn(y + c, x + c, cos.data(), sin.data(), half);
+          for (int64_t c = 0; c < turned; c += a.head_dim) {
+            turn(y + c, x + c, cos.data(), sin.data(), half);
+            if (x != y) std::copy(x + c + a.rotary, x + c + a.head_dim, y + c + a.rotary);
+          }
           if (x != y) std::copy(x + turned, x + a.columns, y + turned);
         }
       }

@@ -8,10 +8,10 @@ namespace sherd::cuda {
 namespace {
 
 /// Thread (i, j, k) of a block takes row k of its rows and the components [i * N, i * N + N), [(i + blockDim.x) * N, ...) of
-/// a half: it computes their angles once for the heads j, j + blockDim.y, ...
+/// a half of what is rotated: it computes their angles once for the heads j, j + blockDim.y, ...
 template <class T, int N>
 __global__ void __launch_bounds__(256) rope_kernel(RopeArgs a) {
-  const int64_t half = a.head_dim / 2, turned = a.heads * a.head_dim;
+  const int64_t half = a.rotary / 2, turned = a.heads * a.head_dim;
   for (int64_t row = int64_t{blockIdx.x} * blockDim.z + threadIdx.z; row < a.batch * a.seq;
        row += int64_t{gridDim.x} * blockDim.z) {
     const T* const x = static_cast<const T*>(a.x.data) + row * a.columns;
@@ -38,17 +38,21 @@ __global__ void __launch_bounds__(256) rope_kernel(RopeArgs a) {
     }
     if (x == y) continue;
     const int64_t thread = threadIdx.y * blockDim.x + threadIdx.x;
+    const int64_t rest = a.head_dim - a.rotary;  // of each head
+    for (int64_t c = thread; c < a.heads * rest; c += blockDim.x * blockDim.y)
+      y[c / rest * a.head_dim + a.rotary + c % rest] = x[c / rest * a.head_dim + a.rotary + c % rest];
     for (int64_t c = turned + thread * N; c < a.columns; c += blockDim.x * blockDim.y * N)
       store(y, c, load<N>(x, c));
   }
 }
 
 void rope(ExecutionContext& context, const RopeArgs& a) {
-  const int64_t rows = a.batch * a.seq, half = a.head_dim / 2;
+  const int64_t rows = a.batch * a.seq, half = a.rotary / 2;
   if (rows == 0) return;
   with_f32_bf16(a.x.dtype, [&]<class T>(T) {
     constexpr int kVec = 16 / sizeof(T);
-    const bool fast = half % kVec == 0 && rows_on_boundaries<kVec>(a.columns, a.x.as<T>(), a.y.as<T>());
+    const bool fast = half % kVec == 0 && a.head_dim % kVec == 0 &&
+                      rows_on_boundaries<kVec>(a.columns, a.x.as<T>(), a.y.as<T>());
     dim3 block = row_block(fast ? half / kVec : half);
     block.z = std::max(1u, block.y / 8);  // a thread's angles serve every eighth head
     block.y /= block.z;

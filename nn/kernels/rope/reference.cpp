@@ -8,7 +8,7 @@ namespace sherd::reference {
 namespace {
 
 void rope(ExecutionContext&, const RopeArgs& a) {
-  const int64_t half = a.head_dim / 2;
+  const int64_t half = a.rotary / 2;
   for (int64_t row = 0; row < a.batch * a.seq; ++row) {
     const auto position = static_cast<float>(a.first_position + row % a.seq);
     for (int64_t h = 0; h < a.heads; ++h) {
@@ -21,6 +21,8 @@ void rope(ExecutionContext&, const RopeArgs& a) {
         put(a.y, i, x1 * cos - x2 * sin);
         put(a.y, i + half, x2 * cos + x1 * sin);
       }
+      for (int64_t c = h * a.head_dim + a.rotary; c < (h + 1) * a.head_dim; ++c)
+        put(a.y, row * a.columns + c, get(a.x, row * a.columns + c));
     }
     for (int64_t c = a.heads * a.head_dim; c < a.columns; ++c)
       put(a.y, row * a.columns + c, get(a.x, row * a.columns + c));

@@ -2,23 +2,50 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
 #include <sherd/kernels/device/detail/door.h>
+
+namespace sherd {
+namespace {
+
+double yarn_mscale(double factor, double mscale) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
+
+}  // namespace
+
+double YarnScaling::rotation_scale() const {
+  if (mscale > 0 && mscale_all_dim > 0)
+    return yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim);
+  return yarn_mscale(factor, 1);
+}
+
+double YarnScaling::score_scale() const {
+  const double of_one = mscale_all_dim > 0 ? yarn_mscale(factor, mscale_all_dim) : 1.0;
+  return of_one * of_one;
+}
+
+}  // namespace sherd
 
 namespace sherd::ops {
 
 using namespace door;
 
 void rope(Stream& s, const Tensor& y, const Tensor& x, const Tensor& inv_freq, int64_t batch, int64_t heads,
-          int64_t first_position, bool inverse) {
+          int64_t first_position, bool inverse, int64_t head_dim) {
   Check check("rope");
   check.dims("x", x, 2).dims("inv_freq", inv_freq, 1);
   check.dtype("x", x, kActivations).dtype("y", y, x.dtype()).dtype("inv_freq", inv_freq, DType::f32);
   require(batch > 0 && heads > 0, fmt::format("rope: batch {} and heads {} must be positive", batch, heads));
   require(first_position >= 0, fmt::format("rope: first_position {} must not be negative", first_position));
-  const int64_t head_dim = 2 * inv_freq.size(0);
+  const int64_t rotary = 2 * inv_freq.size(0);
+  if (head_dim == 0) head_dim = rotary;
+  require(head_dim >= rotary,
+          fmt::format("rope: heads of {} columns, of which {} are rotated; they have at least as many",
+                      head_dim, rotary));
   check.shape("y", y, x.shape());
   check.that(x.size(0) % batch == 0 && x.size(1) >= heads * head_dim,
              fmt::format("x is {}, must be [{} x seq, at least {} heads x {}]", to_string(x.shape()), batch,
@@ -29,6 +56,7 @@ void rope(Stream& s, const Tensor& y, const Tensor& x, const Tensor& inv_freq, i
                    .seq = x.size(0) / batch,
                    .heads = heads,
                    .head_dim = head_dim,
+                   .rotary = rotary,
                    .columns = x.size(1),
                    .first_position = first_position,
                    .inverse = inverse,
@@ -69,6 +97,33 @@ std::vector<float> rope_frequencies(int64_t head_dim, double theta, const Llama3
                            static_cast<float>(high - low);
       f = (1 - smooth) * f / static_cast<float>(scaling.factor) + smooth * f;
     }
+  }
+  return frequencies;
+}
+
+std::vector<float> yarn_frequencies(int64_t head_dim, double theta, const YarnScaling& y) {
+  const auto length = static_cast<double>(y.original_max_position_embeddings);
+  require(
+      y.factor >= 1 && y.beta_slow > 0 && y.beta_slow <= y.beta_fast && length > 0 && theta > 1,
+      fmt::format(
+          "yarn_frequencies: scaling with factor {}, beta_fast {}, beta_slow {}, "
+          "original_max_position_embeddings {}, theta {}; factor must be at least 1, beta_slow positive and "
+          "at most beta_fast, theta above 1",
+          y.factor, y.beta_fast, y.beta_slow, length, theta));
+  std::vector<float> frequencies = rope_frequencies(head_dim, theta);
+  // The component that turns so many times within the original length.
+  const auto component = [&](double turns) {
+    return static_cast<double>(head_dim) * std::log(length / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(theta));
+  };
+  const double low = std::max(std::floor(component(y.beta_fast)), 0.0);
+  double high = std::min(std::ceil(component(y.beta_slow)), static_cast<double>(head_dim - 1));
+  if (low == high) high += 0.001;
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double ramp = (static_cast<double>(i) - low) / (high - low);
+    const float stretched = static_cast<float>(std::clamp(ramp, 0.0, 1.0));
+    const float f = frequencies[i];
+    frequencies[i] = f / static_cast<float>(y.factor) * stretched + f * (1 - stretched);
   }
   return frequencies;
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/embedding.h>
 #include <sherd/nn/models/detail/family_names.h>
@@ -10,17 +11,23 @@
 namespace sherd::nn::detail {
 
 DecoderLayer::DecoderLayer(const Context& context, const ExpertParallel& ep,
-                           const std::shared_ptr<RopeTable>& rope)
-    : context_(context), attention_(context, rope) {
+                           const std::shared_ptr<RopeTable>& rope, int64_t number)
+    : context_(context) {
   const FamilyNames& names = names_of(context.model.family);
   norm1_ = norm(names.norm1);
-  child(names.attention, attention_);
+  if (context.model.latent.kv_rank > 0) {
+    latent_ = std::make_unique<LatentSelfAttention>(context, rope);
+    child(names.attention, *latent_);
+  } else {
+    attention_ = std::make_unique<SelfAttention>(context, rope);
+    child(names.attention, *attention_);
+  }
   norm2_ = norm(names.norm2);
-  if (context.model.mixture.experts > 0) {
+  if (context.model.has_experts(number)) {
     mixture_ = std::make_unique<Mixture>(context, ep);
     child(names.mlp, *mixture_);
   } else {
-    mlp_ = std::make_unique<Mlp>(context);
+    mlp_ = std::make_unique<Mlp>(context, context.model.hidden);
     child(names.mlp, *mlp_);
   }
 }
@@ -34,13 +41,19 @@ Norm DecoderLayer::norm(const char* name) {
 
 Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
                           KvCache::Layer* cache) {
-  const Var mid = attention_(rows, x, norm1_(x, rows), batch, cache);
+  if (is_olmo2(context_.model)) {
+    const Var mid = x + norm1_((*attention_)(rows, Var(), x, batch, cache), rows);
+    return mid + norm2_((*mlp_)(rows, Var(), mid), rows);
+  }
+  const Var in = norm1_(x, rows);
+  const Var mid = latent_ ? (*latent_)(rows, x, in, batch, cache) : (*attention_)(rows, x, in, batch, cache);
   return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), balance)
                   : (*mlp_)(rows, mid, norm2_(mid, rows));
 }
 
 Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
     : context_{m, o.tp, layout_of(m)},
+      all_ranks_(o.ep.all ? o.ep.all : o.tp.comm),
       logits_chunk_(o.logits_chunk),
       sequence_parallel_(o.sequence_parallel),
       vocabulary_{o.tp, m.vocab} {
@@ -52,7 +65,7 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
     positions_ = param(weight(names.positions), {m.positions, m.dim}, context_.values());
   child(names.layers, layers_);
   const auto rope = std::make_shared<RopeTable>(m);
-  for (int64_t i = 0; i < m.layers; ++i) layers_.emplace_back(context_, o.ep, rope);
+  for (int64_t i = 0; i < m.layers; ++i) layers_.emplace_back(context_, o.ep, rope, i);
   norm_ = {param(weight(names.norm), {m.dim}, constant(1)), {}, m.norm_eps};
   if (is_gpt2(m)) norm_.bias = param(std::string(names.norm) + ".bias", {m.dim}, constant(0));
   head_ = m.tied ? tie(weight(names.head), table_)
@@ -94,9 +107,37 @@ Var Decoder::hidden(const Var& tokens, float loss_scale, KvCache* cache) {
   Var x = embedded(tokens, first, rows);
   const auto loads = std::make_shared<LayerLoads>(static_cast<int>(layers_.size()));
   for (size_t i = 0; i < layers_.size(); ++i)
-    x = layers_[i](x, rows, tokens.size(0), LayerBalance(loss_scale, loads, static_cast<int>(i)),
+    x = layers_[i](x, rows, tokens.size(0), balance_of(static_cast<int>(i), loss_scale, loads, tokens),
                    cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
   return norm_(x, rows);
+}
+
+LayerBalance Decoder::balance_of(int layer, float loss_scale, const std::shared_ptr<LayerLoads>& loads,
+                                 const Var& tokens) {
+  LayerBalance balance(loss_scale, loads, layer);
+  balance.sequences = tokens.size(0);
+  const MixtureDescription& m = context_.model.mixture;
+  const bool trains = tokens.tape() != nullptr && tokens.tape()->training();
+  if (!trains || m.bias_speed == 0 || !context_.model.has_experts(layer)) return balance;
+  if (!step_load_.defined()) {
+    step_load_ =
+        Tensor::empty(tokens.device(), {context_.model.layers, m.experts}, DType::i32, "selection_bias");
+    ops::fill(tokens.stream(), step_load_, 0);
+  }
+  balance.step_load = step_load_.rows(layer, layer + 1).view({m.experts});
+  return balance;
+}
+
+void Decoder::update_selection_bias(const Tensor& skip) {
+  if (!step_load_.defined()) return;
+  Stream& s = step_load_.device().compute();
+  if (all_ranks_ && all_ranks_->size() > 1) all_ranks_->all_reduce(s, step_load_.unowned_view());
+  for (size_t i = 0; i < layers_.size(); ++i)
+    if (const Mixture* mixture = layers_[i].mixture();
+        mixture != nullptr && mixture->selection_bias().defined())
+      ops::update_selection_bias(s, mixture->selection_bias().data(),
+                                 step_load_.rows(static_cast<int64_t>(i), static_cast<int64_t>(i) + 1),
+                                 static_cast<float>(context_.model.mixture.bias_speed), skip);
 }
 
 CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, float scale) {
@@ -114,8 +155,8 @@ Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {
 }
 
 KvCache Decoder::make_cache(Device& device, int64_t capacity, DType dtype) const {
-  return KvCache(device, context_.model.layers, capacity, layers_[0].cached_heads(), context_.model.head_dim,
-                 dtype);
+  return KvCache(device, context_.model.layers, capacity, layers_[0].cached_heads(),
+                 layers_[0].cached_width(), dtype);
 }
 
 Tensor Decoder::forward(const Tensor& tokens) {

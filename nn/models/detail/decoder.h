@@ -6,6 +6,7 @@
 
 #include <sherd/fsdp/module_list.h>
 #include <sherd/nn/models/causal_model.h>
+#include <sherd/nn/models/detail/latent_self_attention.h>
 #include <sherd/nn/models/detail/mixture.h>
 #include <sherd/nn/models/detail/mlp.h>
 #include <sherd/nn/models/detail/self_attention.h>
@@ -13,25 +14,29 @@
 
 namespace sherd::nn::detail {
 
-/// mid = x + attention(norm1(x)), then mid + mlp(norm2(mid)), or a mixture of experts. Input and output
-/// [batch * seq, dim], or this rank's part of these rows.
+/// mid = x + attention(norm1(x)), then mid + mlp(norm2(mid)), or a mixture of experts; of olmo2 x + norm1(attention(x)),
+/// then mid + norm2(mlp(mid)). Input and output [batch * seq, dim], or this rank's part of these rows.
 class DecoderLayer : public Module<DecoderLayer> {
  public:
-  DecoderLayer(const Context& context, const ExpertParallel& ep, const std::shared_ptr<RopeTable>& rope);
+  DecoderLayer(const Context& context, const ExpertParallel& ep, const std::shared_ptr<RopeTable>& rope,
+               int64_t number);
   /// @param cache of this layer, for generation; null: sequences from their beginning.
   Var forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
               KvCache::Layer* cache = nullptr);
-  /// That attention sees on this rank.
-  int64_t cached_heads() const { return attention_.cached_heads(); }
+  /// That attention sees on this rank, and their width.
+  int64_t cached_heads() const { return latent_ ? latent_->cached_heads() : attention_->cached_heads(); }
+  int64_t cached_width() const { return latent_ ? latent_->cached_width() : attention_->cached_width(); }
   /// Null in a dense layer.
   Experts* experts() { return mixture_ ? &mixture_->experts() : nullptr; }
+  const Mixture* mixture() const { return mixture_.get(); }
 
  private:
   Norm norm(const char* name);
 
   Context context_;
   Norm norm1_, norm2_;
-  SelfAttention attention_;
+  std::unique_ptr<SelfAttention> attention_;  // or
+  std::unique_ptr<LatentSelfAttention> latent_;
   std::unique_ptr<Mlp> mlp_;
   std::unique_ptr<Mixture> mixture_;
 };
@@ -47,14 +52,20 @@ class Decoder : public CausalModel {
   ModuleBase& block(size_t i) override { return layers_[i]; }
   ModuleBase* experts(size_t i) override { return layers_[i].experts(); }
   void set_recompute(bool on) override;
+  void update_selection_bias(const Tensor& skip) override;
 
  private:
   /// How rows lie in a forward of these tokens; with a cache they are whole on every rank.
   SequenceRows rows_of(const Tensor& tokens, const KvCache* cache = nullptr) const;
   Var hidden(const Var& tokens, float loss_scale, KvCache* cache = nullptr);
+  /// What a forward of so many sequences tells its mixtures.
+  LayerBalance balance_of(int layer, float loss_scale, const std::shared_ptr<LayerLoads>& loads,
+                          const Var& tokens);
   Var embedded(const Var& tokens, int64_t first, const SequenceRows& rows) const;
 
   Context context_;
+  std::shared_ptr<Communicator> all_ranks_;  // of the experts' mesh; null: this rank alone
+  Tensor step_load_;                         // i32 [layers, experts], of this step and rank
   int64_t logits_chunk_;
   bool sequence_parallel_;
   VocabularyCut vocabulary_;

@@ -36,6 +36,13 @@ const FamilyNames& names_of(ModelFamily family) {
                                       .gate = "gate_proj",
                                       .norm = "model.norm",
                                       .head = "lm_head"};
+  static constexpr FamilyNames kOlmo2 = [] {
+    FamilyNames names = kLlama;
+    names.norm1 = "post_attention_layernorm";
+    names.norm2 = "post_feedforward_layernorm";
+    return names;
+  }();
+  if (family == ModelFamily::olmo2) return kOlmo2;
   return family == ModelFamily::gpt2 ? kGpt2 : kLlama;
 }
 

@@ -26,14 +26,35 @@ Var Experts::forward(const Var& x, const std::vector<int64_t>& offsets) {
 
 Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
     : context_(context), parallel_(parallel), experts_(context, parallel) {
-  router_ = param("gate.weight", {context.model.mixture.experts, context.model.dim}, context.values());
+  const MixtureDescription& m = context.model.mixture;
+  router_ = param("gate.weight", {m.experts, context.model.dim}, context.values());
+  if (routes_in_groups(context.model))
+    bias_ = buffer("gate.e_score_correction_bias", {m.experts}, DType::f32, constant(0));
   child("experts", experts_);
+  if (m.shared == 0) return;
+  shared_ = std::make_unique<Mlp>(context, m.shared * m.hidden);
+  child("shared_experts", *shared_);
 }
 
-Var Mixture::forward(const SequenceRows& between, const Var& residual, const Var& x,
-                     const LayerBalance& balance) {
+Routes Mixture::routes(const Var& logits, const SequenceRows& between, const LayerBalance& balance) const {
   const MixtureDescription& m = context_.model.mixture;
   const TensorParallel& tp = context_.tp;
+  if (bias_.defined()) {
+    const bool counts = balance.step_load.defined() && balance.loads->first_run(balance.layer);
+    return route_in_groups(logits, {.k = m.top_k,
+                                    .choice = {.groups = m.groups,
+                                               .top_groups = m.top_groups,
+                                               .normalised = m.normalise,
+                                               .scaling = static_cast<float>(m.scaling)},
+                                    .bias = bias_.data(),
+                                    .step_load = counts ? balance.step_load : Tensor(),
+                                    .weight = static_cast<float>(m.balance),
+                                    .scale = balance.scale,
+                                    .sequences = balance.sequences,
+                                    .all_rows = between.count,
+                                    .first_row = tp.begin_of(between.count, tp.rank()),
+                                    .ranks = tp.comm});
+  }
   // The ranks whose rows are counted; every tensor-parallel group has as many of them.
   const std::shared_ptr<Communicator>& counted = parallel_.all ? parallel_.all : tp.comm;
   const int64_t groups = (counted ? counted->size() : 1) / tp.size();
@@ -43,12 +64,19 @@ Var Mixture::forward(const SequenceRows& between, const Var& residual, const Var
                                 .rows = groups * between.count,
                                 .loads = balance.loads,
                                 .layer = balance.layer};
+  return route_top_k(logits, m.top_k, balancing, m.normalise);
+}
+
+Var Mixture::forward(const SequenceRows& between, const Var& residual, const Var& x,
+                     const LayerBalance& balance) {
+  const TensorParallel& tp = context_.tp;
   const auto [logits, in] = router_logits(between.splits() ? x : tp.split_rows(x), router_, tp);
-  const Routes routes = route_top_k(logits, m.top_k, balancing, m.normalise);
-  const ExpertExchange exchange(parallel_.comm, routes.counts);
-  const Var rows = experts_(exchange.to_experts(dispatch(in, routes)), exchange.offsets());
-  const Var mixed = combine(exchange.from_experts(rows), routes);
-  return residual + (between.splits() ? mixed : tp.gather_rows(mixed, between.count));
+  const Routes chosen = routes(logits, between, balance);
+  const ExpertExchange exchange(parallel_.comm, chosen.counts);
+  const Var rows = experts_(exchange.to_experts(dispatch(in, chosen)), exchange.offsets());
+  const Var mixed = combine(exchange.from_experts(rows), chosen);
+  const Var base = shared_ ? (*shared_)(between, residual, x) : residual;
+  return base + (between.splits() ? mixed : tp.gather_rows(mixed, between.count));
 }
 
 }  // namespace sherd::nn::detail

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <sherd/nn/expert_parallel.h>
+#include <sherd/nn/models/detail/mlp.h>
 #include <sherd/nn/models/detail/parts.h>
 #include <sherd/nn/module.h>
 #include <sherd/nn/routing.h>
@@ -28,18 +30,27 @@ class Experts : public Module<Experts> {
 /// makes the host wait for the compute stream once, for the numbers of rows that the experts get. The ranks
 /// of a tensor-parallel group, which hold the same rows, route and send a part of them each, and gather the
 /// results; where each has its part of the rows anyhow (SequenceRows), nothing is cut or gathered.
+///
+/// In families with routes_in_groups() the choice is route_in_groups(), with a bias that is a buffer, equal on all ranks; the
+/// shared experts are one dense MLP beside the others, cut over tensor-parallel ranks as other MLPs.
 class Mixture : public Module<Mixture> {
  public:
   Mixture(const Context& context, const ExpertParallel& parallel);
   Experts& experts() { return experts_; }
+  /// f32 [experts]; undefined in families without.
+  const Buffer& selection_bias() const { return bias_; }
   /// `balance.scale` is d(objective)/d(loss of one row), applied to the balancing loss.
   Var forward(const SequenceRows& between, const Var& residual, const Var& x, const LayerBalance& balance);
 
  private:
+  Routes routes(const Var& logits, const SequenceRows& between, const LayerBalance& balance) const;
+
   Context context_;
   ExpertParallel parallel_;
   Parameter router_;
+  Buffer bias_;
   Experts experts_;
+  std::unique_ptr<Mlp> shared_;
 };
 
 }  // namespace sherd::nn::detail

@@ -9,11 +9,11 @@
 
 namespace sherd::nn::detail {
 
-Mlp::Mlp(const Context& context) : context_(context) {
+Mlp::Mlp(const Context& context, int64_t hidden_of_all) : context_(context) {
   const ModelDescription& m = context.model;
   const FamilyNames& names = names_of(m.family);
   const TensorParallel& tp = context.tp;
-  const int64_t hidden = tp.share(m.hidden);
+  const int64_t hidden = tp.share(hidden_of_all);
   for (const char* name : {names.gate, names.up}) {
     if (name == nullptr) continue;
     in_.push_back(

@@ -10,7 +10,8 @@ namespace sherd::nn::detail {
 /// Tensor-parallel: a rank has hidden / tp of the columns between, and all rows there.
 class Mlp : public Module<Mlp> {
  public:
-  explicit Mlp(const Context& context);
+  /// @param hidden columns between, of all ranks together
+  Mlp(const Context& context, int64_t hidden);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x);
 
  private:

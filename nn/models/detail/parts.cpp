@@ -61,7 +61,7 @@ Init Context::residual_values() const {
 
 Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var& residual, const Var& x,
                      const Parameter& w, const Parameter& bias) {
-  if (context.layout == WeightLayout::out_in && !bias.defined() && !rows.splits())
+  if (context.layout == WeightLayout::out_in && residual.defined() && !bias.defined() && !rows.splits())
     return nn::add_row_parallel(context.tp, residual, x, w);
   if (context.tp.size() == 1) return add_affine(residual, x, {w, bias}, context.layout);
   const Var sum = rows.leave(packed_linear(x, {w}, {}, context.layout));

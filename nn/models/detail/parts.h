@@ -31,7 +31,8 @@ struct Context {
 };
 
 /// residual + the sum over the ranks of x w^T + bias: x holds all rows and some inputs on each rank, w is cut
-/// along the inputs, and the bias, if there is one, is whole. Residual and result lie as `rows` says.
+/// along the inputs, and the bias, if there is one, is whole. Residual and result lie as `rows` says. On one rank the
+/// residual may be undefined: nothing is added.
 Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var& residual, const Var& x,
                      const Parameter& w, const Parameter& bias);
 

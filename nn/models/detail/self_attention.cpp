@@ -11,17 +11,6 @@
 
 namespace sherd::nn::detail {
 
-RopeTable::RopeTable(const ModelDescription& m) {
-  if (is_gpt2(m)) return;
-  frequencies_ = m.rope.scaling ? ops::rope_frequencies(m.head_dim, m.rope.theta, *m.rope.scaling)
-                                : ops::rope_frequencies(m.head_dim, m.rope.theta);
-}
-
-Tensor RopeTable::on(Device& device) {
-  if (!table_.defined() || &table_.device() != &device) table_ = rope_table(device, frequencies_);
-  return table_;
-}
-
 SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope)
     : context_(context), rope_(std::move(rope)), heads_(context.tp.share(context.model.heads)) {
   const ModelDescription& m = context.model;
@@ -47,8 +36,8 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
                 context.in_dim());
   if (m.out_bias) out_bias_ = param(std::string(names.out) + ".bias", {m.dim}, constant(0));
   if (!m.qk_norm) return;
-  q_norm_ = param("q_norm.weight", {m.head_dim}, constant(1));
-  k_norm_ = param("k_norm.weight", {m.head_dim}, constant(1));
+  q_norm_ = param("q_norm.weight", {is_olmo2(m) ? heads_ * m.head_dim : m.head_dim}, constant(1));
+  k_norm_ = param("k_norm.weight", {is_olmo2(m) ? kv_heads_ * m.head_dim : m.head_dim}, constant(1));
 }
 
 Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
@@ -70,13 +59,17 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
                            KvCache::Layer* cache) {
   const ModelDescription& m = context_.model;
   Var packed = qkv(rows, x);
-  if (m.qk_norm) packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp);
+  if (m.qk_norm && is_olmo2(m))
+    packed = projection_norm(packed, q_norm_, k_norm_, m.norm_eps);
+  else if (m.qk_norm)
+    packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp);
   if (rope_->rotary()) {
     const Tensor frequencies = rope_->on(packed.device());
     packed = nn::rope(std::move(packed), frequencies,
                       {.batch = batch,
                        .heads = heads_ + kv_heads_,
-                       .first_position = cache != nullptr ? cache->length() : 0});
+                       .first_position = cache != nullptr ? cache->length() : 0,
+                       .head_dim = m.head_dim});
   }
   const Var seen = attention(packed, {.batch = batch,
                                       .heads = heads_,

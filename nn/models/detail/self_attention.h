@@ -7,23 +7,10 @@
 
 #include <sherd/nn/kv_cache.h>
 #include <sherd/nn/models/detail/parts.h>
+#include <sherd/nn/models/detail/rope_table.h>
 #include <sherd/nn/module.h>
 
 namespace sherd::nn::detail {
-
-/// Frequencies of rope() on the device, made when they are first asked for and then shared by all layers of a
-/// model.
-class RopeTable {
- public:
-  /// Of positions that are learned: none.
-  explicit RopeTable(const ModelDescription& model);
-  bool rotary() const { return !frequencies_.empty(); }
-  Tensor on(Device& device);
-
- private:
-  std::vector<float> frequencies_;
-  Tensor table_;
-};
 
 /// residual + out(attention(q, k, v of x)), with grouped queries, biases, norms of heads and rope as the
 /// description says. Tensor-parallel: a rank has heads / tp query heads and kv_heads / tp key heads. Key
@@ -35,6 +22,7 @@ class SelfAttention : public Module<SelfAttention> {
               KvCache::Layer* cache = nullptr);
   /// That this rank's queries see.
   int64_t cached_heads() const { return kv_heads_; }
+  int64_t cached_width() const { return context_.model.head_dim; }
 
  private:
   Var qkv(const SequenceRows& rows, const Var& x) const;

@@ -135,7 +135,10 @@ void take_planned(PlanRequest& r, const std::string& name, RunFlags& run, const 
   const int64_t pipeline = flags.pipeline;
   const PlannedShape& p = r.shape.emplace(planned_shape(name));
   r.pipeline = static_cast<int>(pipeline);
-  r.notes.push_back(fmt::format("{} is planned only: its attention has no kernel here", name));
+  r.notes.push_back(
+      r.shape->kv_lora > 0
+          ? fmt::format("{} is planned by a model of its own: attention that pads no values, pipelines", name)
+          : fmt::format("{} is planned only: its attention has no kernel here", name));
   const int64_t ep = number_above_zero(run.take("--expert-parallel"), "--expert-parallel");
   const int64_t world = run.number("--ranks", 1);
   if (world % pipeline != 0)

@@ -35,8 +35,9 @@ json sizes(const std::string& family) {
   if (family == "mixtral") c["num_local_experts"] = 8;
   return c;
 }
-constexpr const char* kFamilyNames[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral"};
-constexpr const char* kLlamaKinds[] = {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral"};
+constexpr const char* kFamilyNames[] = {"gpt2",  "llama",     "mistral", "qwen2",
+                                        "qwen3", "qwen3_moe", "mixtral", "olmo2"};
+constexpr const char* kLlamaKinds[] = {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2"};
 
 ModelConfig parsed(const json& c) { return parse_model_config(c.dump(), "in/config.json"); }
 ModelDescription described(const json& c) { return parsed(c).description; }
@@ -74,7 +75,8 @@ TEST(ModelConfig, WhatIsAbsentIsWhatTheClassTakes) {
                          Row{"qwen2", 32, 2, 32768, 1e-6f, 1e4, true, false},
                          Row{"qwen3", 32, 128, 32768, 1e-6f, 1e4, false, true},
                          Row{"qwen3_moe", 4, 2, 32768, 1e-6f, 1e4, false, true},
-                         Row{"mixtral", 8, 2, 131072, 1e-5f, 1e6, false, false}}) {
+                         Row{"mixtral", 8, 2, 131072, 1e-5f, 1e6, false, false},
+                         Row{"olmo2", 32, 2, 2048, 1e-5f, 1e4, false, true}}) {
     const ModelDescription d = described(sizes(row.family));
     EXPECT_EQ(d.kv_heads, row.kv_heads) << row.family;
     EXPECT_EQ(d.head_dim, row.head_dim) << row.family;
@@ -267,8 +269,9 @@ TEST(ModelConfig, WhatIsNotComputedIsRefusedByItsKey) {
     parsed(with(sizes("gpt2"), {{"activation_function", good}}));
   for (const char* good : {"silu", "swish"}) parsed(with(sizes("llama"), {{"hidden_act", good}}));
   parsed(with(sizes("qwen3_moe"), {{"mlp_only_layers", nullptr}}));
-  EXPECT_THAT(refusal({{"model_type", "gemma"}}),
-              AllOf(HasSubstr("\"model_type\" is \"gemma\""), HasSubstr("qwen3_moe")));
+  for (const std::string other : {"gemma", "gpt_oss", "qwen3_next"})
+    EXPECT_THAT(refusal({{"model_type", other}}),
+                AllOf(HasSubstr("\"model_type\" is \"" + other + "\""), HasSubstr("qwen3_moe")));
   EXPECT_THAT(refusal(json::object()), HasSubstr("\"model_type\" is missing"));
   // All at once.
   EXPECT_THAT(

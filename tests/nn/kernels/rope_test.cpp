@@ -80,6 +80,36 @@ TEST(Rope, MatchesReferenceInPlaceAndNot) {
           tolerance(c.dtype), name(c));
 }
 
+// The rotated columns of each head as a tensor by themselves; the others stay.
+TEST(Rope, RotatesTheFirstColumnsOfWiderHeads) {
+  for (const char* kernels : {kFast, "reference"})
+    for (const DType t : {DType::f32, DType::bf16})
+      for (const auto& [head, rotary] :
+           std::initializer_list<std::array<int64_t, 2>>{{6, 4}, {32, 16}, {10, 2}}) {
+        Lab lab(kernels);
+        const int64_t heads = 3, rows = 8, rest = 5;
+        const Tensor x = lab.random({rows, heads * head + rest}, 1, t), y = lab.empty(x.shape(), t);
+        const Tensor f = frequencies(lab, rotary), moved = lab.shifted(x);
+        ops::rope(lab.s, y, x, f, 2, heads, 7, false, head);
+        ops::rope(lab.s, moved, moved, f, 2, heads, 7, false, head);
+        EXPECT_EQ(bits(lab.floats(y)), bits(lab.floats(moved)));
+        const Floats in = lab.floats(x), out = lab.floats(y);
+        Floats alone, want = in;
+        const auto each = [&](auto visit) {
+          for (int64_t r = 0; r < rows; ++r)
+            for (int64_t c = 0; c < heads * rotary; ++c)
+              visit(static_cast<size_t>(r * x.size(1) + c / rotary * head + c % rotary));
+        };
+        each([&](size_t i) { alone.push_back(in[i]); });
+        const Tensor packed = lab.tensor({rows, heads * rotary}, alone, t);
+        ops::rope(lab.s, packed, packed, f, 2, heads, 7);
+        const Floats turned = lab.floats(packed);
+        size_t next = 0;
+        each([&](size_t i) { want[i] = turned[next++]; });
+        EXPECT_EQ(bits(out), bits(want)) << kernels << " " << head;
+      }
+}
+
 TEST(Rope, AgreesWithComplexProductsInDouble) {
   for (const RopeCase& c : rope_cases()) {
     Lab lab;

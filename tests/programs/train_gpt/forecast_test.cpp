@@ -75,6 +75,12 @@ constexpr const char* kQwen3Moe = R"({"model_type": "qwen3_moe", "vocab_size": 1
   "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
   "norm_topk_prob": true, "tie_word_embeddings": true, "max_position_embeddings": 64})";
 
+constexpr const char* kDeepseek = R"({"model_type": "deepseek_v3", "vocab_size": 128, "hidden_size": 64,
+  "intermediate_size": 96, "moe_intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+  "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+  "q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+  "max_position_embeddings": 64})";
+
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 class ForecastOf : public testing::TestWithParam<Case> {
@@ -188,6 +194,10 @@ std::vector<Case> cases() {
        with_model({"--ranks", "4", "--tp", "2", "--sequence-parallel", "true", "--optimizer", "muon"}), false,
        kLlama},
       {"qwen3_moe_zero3_muon_4", with_model({"--ranks", "4", "--optimizer", "muon"}), false, kQwen3Moe},
+      {"deepseek_v3_zero3_muon_4",
+       with_model({"--ranks", "4", "--optimizer", "muon", "--moe-bias-speed", "0.001"}), false, kDeepseek},
+      {"deepseek_v3_tp_2_recompute_4", with_model({"--ranks", "4", "--tp", "2", "--recompute", "blocks"}),
+       false, kDeepseek},
   };
 }
 

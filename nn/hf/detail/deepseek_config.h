@@ -1,0 +1,34 @@
+// What DeepSeek-V3 has beyond llama, in config.json: latent attention, routing in groups, yarn. Private to nn/hf.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <sherd/nn/hf/detail/config_object.h>
+#include <sherd/nn/models/description.h>
+
+namespace sherd::hf {
+
+/// Where keys of a mixture with routes_in_groups() are absent.
+struct GroupDefaults {
+  int64_t dense_layers = 3, groups = 8, top_groups = 4;
+  double scaling = 2.5;
+};
+
+/// Reads latent attention. `heads` is read before.
+void read_latent(ConfigObject& c, nn::ModelDescription& d);
+/// Reads the mixture of a family with routes_in_groups(), and dense layers. `layers` is read before.
+/// @param notes gets a line for each setting that training does not follow
+void read_groups(ConfigObject& c, const GroupDefaults& otherwise, nn::ModelDescription& d,
+                 std::vector<std::string>& notes);
+/// The same as keys of a config.json, without those that llama has.
+void add_latent(const nn::ModelDescription& d, nlohmann::json& text);
+void add_groups(const nn::ModelDescription& d, nlohmann::json& text);
+
+/// Rotary settings of rope_type "yarn".
+YarnScaling read_yarn(ConfigObject& rope, int64_t positions);
+nlohmann::json yarn_text(const YarnScaling& yarn);
+
+}  // namespace sherd::hf
