@@ -3,7 +3,7 @@
 #include <sherd/kernels/device/cpu/tasks.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/orthogonalize/cpu/lapack.h>
-#include <sherd/kernels/soap/step.h>
+#include <sherd/kernels/soap/reference/step.h>
 
 // LAPACK reads columns where these matrices have rows: it sees every matrix as its transpose.
 

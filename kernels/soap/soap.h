@@ -46,9 +46,12 @@ struct SoapMatrix {
 ///   t = 1: B, lam = eigenvectors and eigenvalues of the factor
 ///   else:  B = Q^T of the QR factorization of (factor B^T), lam = diag(B factor B^T)
 ///   rows of B, lam, and rows (L) or columns (R) of v sorted by descending lam
-///   m = beta1 m + (1 - beta1) G;  v = beta2 v + (1 - beta2) (B_L G B_R^T)^2
-///   out = B_L^T [ m' / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) ] B_R,  m' = B_L m B_R^T
-/// The published form rotates m from the old basis to the new one. That is linear, so m without rotation is the same.
+///   t = 1: out = 0, and the moments stay zero
+///   else:  m = beta1 m + (1 - beta1) G;  v = beta2 v + (1 - beta2) (B_L G B_R^T)^2
+///          out = B_L^T [ m' / (1 - beta1^s) / (sqrt(v / (1 - beta2^s)) + eps) ] B_R,  m' = B_L m B_R^T, s = t - 1
+/// The first step makes the bases alone, as the original SOAP's. They turn far in the second step, while the factors have
+/// a low rank: a second moment from the first step would be one of other directions, and the update some 1000 times
+/// too large. The published form rotates m from the old basis to the new one. That is linear, so m without rotation is the same.
 /// The diagonal of QR's triangle is positive or zero.
 ///
 /// All is computed in double and rounded to f32 in state and out. One matrix is one thread's work: its bits depend on

@@ -55,10 +55,14 @@ def run(rows, cols, max_dim):
         if right.kept:
             right.factor = new_right
             squares = squares[:, right.renew(t == 1)]
+        if t == 1:  # makes the bases alone
+            weight = (1 - RATE * DECAY) * weight
+            weights.append(weight.flatten().tolist())
+            continue
         projected = left.basis.T @ gradient @ right.basis
         moment = BETA1 * (left.basis.T @ plain @ right.basis) + (1 - BETA1) * projected
         squares = BETA2 * squares + (1 - BETA2) * projected**2
-        update = moment / (1 - BETA1**t) / (np.sqrt(squares / (1 - BETA2**t)) + EPS)
+        update = moment / (1 - BETA1**(t - 1)) / (np.sqrt(squares / (1 - BETA2**(t - 1))) + EPS)
         weight = (1 - RATE * DECAY) * weight - RATE * left.basis @ update @ right.basis.T
         if t in (1, 2, 10, STEPS):
             weights.append(weight.flatten().tolist())

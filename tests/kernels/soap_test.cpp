@@ -1,5 +1,5 @@
 // The step of KL-SOAP: beside NumPy in double (tests/golden/make_soap.py), and the kernels beside each other.
-#include <sherd/kernels/soap/step.h>
+#include <sherd/kernels/soap/reference/step.h>
 
 #include <algorithm>
 #include <fstream>

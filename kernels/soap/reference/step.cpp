@@ -1,4 +1,4 @@
-#include <sherd/kernels/soap/step.h>
+#include <sherd/kernels/soap/reference/step.h>
 
 #include <algorithm>
 #include <cmath>
@@ -41,7 +41,10 @@ class Step {
     if (right) add_covariance(right, y, left, false);
     if (left) renew(left, first, [&](const std::vector<int64_t>& order) { permute_rows(order, spare); });
     if (right) renew(right, first, [&](const std::vector<int64_t>& order) { permute_columns(order, spare); });
-    adam(g, x, y, out, left, right);
+    if (first)
+      std::fill_n(out, m_ * n_, 0.0);
+    else
+      adam(g, x, y, out, left, right);
     s_.steps[0] = t_;
   }
 
@@ -120,7 +123,7 @@ class Step {
       s_.exp_avg_sq[i] = c_.beta2 * s_.exp_avg_sq[i] + (1 - c_.beta2) * y[i] * y[i];
     to_right(s_.exp_avg, bool(right), x);
     to_left(x, bool(left), y);
-    const double correction1 = 1 - std::pow(c_.beta1, t_), correction2 = 1 - std::pow(c_.beta2, t_);
+    const double correction1 = 1 - std::pow(c_.beta1, t_ - 1), correction2 = 1 - std::pow(c_.beta2, t_ - 1);
     for (int64_t i = 0; i < size; ++i)
       y[i] = y[i] / correction1 / (std::sqrt(s_.exp_avg_sq[i] / correction2) + c_.eps);
     const double* back = y;

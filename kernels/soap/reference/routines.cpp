@@ -2,7 +2,7 @@
 #include <cmath>
 #include <utility>
 
-#include <sherd/kernels/soap/step.h>
+#include <sherd/kernels/soap/reference/step.h>
 
 namespace sherd::reference {
 namespace {
