@@ -5,6 +5,7 @@
 #include <map>
 #include <unordered_map>
 
+#include <sherd/checkpoint/detail/owned_boxes.h>
 #include <sherd/checkpoint/detail/state_names.h>
 #include <sherd/checkpoint/detail/tied_names.h>
 #include <sherd/checkpoint/model_state.h>
@@ -41,6 +42,7 @@ class Collector {
         rank_(runtime_of(root).mesh().world()->rank()) {
     for (const Optimizer* optimizer : optimizers) {
       for (StateTensor& s : optimizer->state()) states_[s.param.name()].push_back(s);
+      for (OwnedState& s : optimizer->owned_state()) owned_.push_back(std::move(s));
       for (StateCounter& c : optimizer->counters()) counters_.push_back(std::move(c));
     }
   }
@@ -61,6 +63,7 @@ class Collector {
         model.back().counts_not_finite = false;
         add_tied(model);
       }
+    for (const OwnedState& s : owned_) optim.push_back(owned(s));
     for (const StateCounter& c : counters_)
       optim.push_back(on_one_rank(state_name(c.param.name(), c.key), Section::optim, {1}, c.value));
     std::move(optim.begin(), optim.end(), std::back_inserter(model));
@@ -114,6 +117,16 @@ class Collector {
             .data = piece.flat(mine.begin.value - begin, mine.end.value - begin)};
   }
 
+  // On the owner of the matrices, which is one rank.
+  static LocalTensor owned(const OwnedState& s) {
+    return {.name = state_name(s.param.name(), s.key),
+            .section = Section::optim,
+            .dtype = DType::f32,
+            .shape = s.shape,
+            .boxes = s.saves ? boxes_of(s) : std::vector<Box>{},
+            .data = s.local.flat(0, s.saves ? s.local.numel() : 0)};
+  }
+
   // Counters, which everybody reads as a whole, and buffers, which may differ from rank to rank: the first one's.
   LocalTensor on_one_rank(std::string name, Section section, Shape shape, const Tensor& data) const {
     const bool here = rank_ == 0 && data.numel() > 0;
@@ -133,6 +146,7 @@ class Collector {
   std::vector<std::pair<std::string, Buffer>> buffers_;
   int rank_;
   std::unordered_map<std::string, std::vector<StateTensor>> states_;
+  std::vector<OwnedState> owned_;
   std::vector<StateCounter> counters_;
   std::map<Key, int64_t> totals_, done_;
 };

@@ -54,9 +54,30 @@ void send(Stream& stream, Communicator& world, std::vector<std::byte>& bytes) {
   }
 }
 
+// Brings state of whole matrices together on every rank: each adds the bits of what it saves to zeros.
+Tensor sum_of_owned(Stream& stream, Communicator& world, const Wanted& w) {
+  const Tensor bits =
+      Tensor::empty(stream.device(), {numel_of(w.shape)}, DType::i32, MemoryClass::message, "state dict");
+  ops::fill(stream, bits, 0);
+  for (const GlobalRun& run : w.owned->saves ? w.runs() : std::vector<GlobalRun>{})
+    ops::copy(stream, bits.flat(run.global.value, run.global.value + run.count).bytes(),
+              w.local.flat(run.local.value, run.local.value + run.count).bytes());
+  world.all_reduce(stream, bits);
+  return bits;
+}
+
 HostTensor gathered(Stream& stream, Communicator& world, const Wanted& w, bool on_all) {
   const bool first = world.rank() == 0;
   HostTensor t;
+  if (w.owned) {
+    const Tensor bits = sum_of_owned(stream, world, w);
+    if (first || on_all) {
+      t = described(w, all_of(w.shape));
+      ops::copy_to_host(stream, t.data.data(), bits);
+    }
+    stream.synchronize();  // before the memory of `bits` is reused
+    return t;
+  }
   if (w.whole()) {
     if (first || on_all) t = copied(stream, w);
   } else {

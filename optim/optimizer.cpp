@@ -302,6 +302,13 @@ std::vector<StateTensor> Optimizer::state() const {
   return all;
 }
 
+std::vector<OwnedState> Optimizer::owned_state() const {
+  std::vector<OwnedState> all;
+  for (const Rule& r : rules_)
+    for (OwnedState& s : r.update->owned_state()) all.push_back(std::move(s));
+  return all;
+}
+
 std::vector<StateCounter> Optimizer::counters() const {
   std::vector<StateCounter> all;
   for (const Rule& r : rules_)

@@ -91,6 +91,8 @@ class Optimizer {
   void set_skipped(int64_t skipped);
   /// Returns every state tensor: AdamW's, Muon's, the further ones', each in routing order.
   std::vector<StateTensor> state() const;
+  /// Returns the state of whole matrices, in the same order.
+  std::vector<OwnedState> owned_state() const;
   /// Returns every counter, in the same order.
   std::vector<StateCounter> counters() const;
   /// Returns the Muon rule, with its plan and its report (it exists without matrices, too).

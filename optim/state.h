@@ -1,7 +1,9 @@
 // Optimizer state for other components: by parameter and key, sharded exactly like the parameter.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include <sherd/fsdp/parameter.h>
 
@@ -23,6 +25,22 @@ struct StateCounter {
   std::string key = {};
   /// f32 [1], an integer; shared with the optimizer: writing it changes the optimizer.
   Tensor value = {};
+};
+
+/// State of whole matrices of a parameter, stored on the ranks that compute them: one tensor for all matrices of the
+/// parameter that have the same row block. The list, its order, keys and shapes are the same on every rank.
+struct OwnedState {
+  Parameter param = {};
+  /// The rule's key; "KEY[BLOCK]" of a row block with a name.
+  std::string key = {};
+  /// Of all ranks together: [count, ...] for a stack of `count` matrices, else that of the one matrix.
+  Shape shape = {};
+  /// Indices along the stack of the matrices on this rank, ascending; {0} or empty for a parameter of one matrix.
+  std::vector<int64_t> matrices = {};
+  /// Flat f32: the state of `matrices`, one after the other. Shared with the optimizer.
+  Tensor local = {};
+  /// This rank saves `local`, of the ranks that store the same.
+  bool saves = false;
 };
 
 }  // namespace sherd

@@ -54,6 +54,8 @@ class UpdateRule {
   /// Returns every state tensor, by parameter and key, always in the same order; checkpoints save them. Their
   /// memory stays in place while the rule lives; writing it changes the rule.
   virtual std::vector<StateTensor> state() const = 0;
+  /// Returns the state of whole matrices, stored on the ranks that compute them.
+  virtual std::vector<OwnedState> owned_state() const { return {}; }
   /// Returns every count of updates that it keeps.
   virtual std::vector<StateCounter> counters() const { return {}; }
 

@@ -41,6 +41,13 @@ std::vector<std::string> problems_of(const MatrixRule& rule, const MomentumOptio
   return wrong;
 }
 
+bool has_state(const MatrixRule& rule, const std::vector<UpdateItem>& items) {
+  return std::any_of(items.begin(), items.end(), [&](const UpdateItem& item) {
+    const Shape& shape = item.param.shape();
+    return !rule.state(shape[shape.size() - 2], shape.back()).empty();
+  });
+}
+
 }  // namespace
 
 UpdateRuleFactory WholeMatrices::factory(const Algorithm& algorithm, const MatrixRuleMaker& make_rule,
@@ -81,6 +88,10 @@ WholeMatrices::WholeMatrices(Device& device, std::vector<UpdateItem> items, std:
     if (!(item.weight_decay >= 0 && std::isfinite(item.weight_decay)))
       wrong.push_back(fmt::format("weight decay {} of {} must be finite and not negative", item.weight_decay,
                                   item.param.name()));
+  if (options.tensor == MatrixTensorMode::distributed && has_state(*rule_, items))
+    wrong.push_back(
+        "tensor-parallel mode distributed computes parts, and a rule with state needs whole matrices; "
+        "use duplicated");
   for (auto& item : items)
     for (const std::string& problem : problems_of(item.settings))
       wrong.push_back(fmt::format("{}: {}", item.param.name(), problem));
@@ -126,10 +137,17 @@ void WholeMatrices::step(Stream& compute, double lr, const Tensor& skip) {
 
 std::vector<StateTensor> WholeMatrices::state() const {
   std::vector<StateTensor> out;
+  if (rule_->takes_gradient()) return out;
   for (auto& [team, slot] : order_) {
     const MomentumTeam::Slot& s = teams_[team]->slots()[slot];
     out.push_back({s.param, "momentum_buffer", s.momentum});
   }
+  return out;
+}
+
+std::vector<OwnedState> WholeMatrices::owned_state() const {
+  std::vector<OwnedState> out;
+  for (auto& team : teams_) out.insert(out.end(), team->states().all().begin(), team->states().all().end());
   return out;
 }
 

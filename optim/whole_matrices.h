@@ -27,7 +27,8 @@ using MatrixRuleMaker = std::function<std::shared_ptr<MatrixRule>()>;
 /// form, as torch.optim.Muon). Every logical matrix (row block, matrix of a stack) is gathered where the plan says,
 /// computed by the rule, and the result sent back. Each rank updates its own elements:
 ///  w = decay * w - lr * scale * result.
-/// Momentum is sharded exactly like the parameter, so the state is independent of plans and modes.
+/// Momentum is sharded exactly like the parameter, so it is independent of plans and modes. State of the rule is on the
+/// matrices' owners, which the plan chooses; a mode that computes a matrix on several ranks is refused then.
 ///
 /// Bits: local, owner and gather entries run the rule on the same whole matrix and give the result of a single rank.
 /// gram entries and `distributed` tensor parallelism sum over ranks: equal to rounding.
@@ -53,8 +54,10 @@ class WholeMatrices : public UpdateRule {
   /// Queues one step. With `skip` other than 0 messages are sent all the same, but neither weights nor
   /// momentum change.
   void step(Stream& compute, double lr, const Tensor& skip = {}) override;
-  /// Returns momentum_buffer of every parameter.
+  /// Returns momentum_buffer of every parameter; nothing where the rule takes the gradient.
   std::vector<StateTensor> state() const override;
+  /// Returns the rule's state of whole matrices.
+  std::vector<OwnedState> owned_state() const override;
 
   /// Returns a human-readable plan of each set of ranks that shares layouts (experts have their own).
   std::string explain() const;

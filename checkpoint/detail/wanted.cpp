@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <sherd/checkpoint/detail/owned_boxes.h>
 #include <sherd/checkpoint/detail/state_names.h>
 #include <sherd/checkpoint/detail/tied_names.h>
 #include <sherd/kernels/ops.h>
@@ -14,15 +15,28 @@ namespace {
 
 constexpr int64_t kUploadBytes = int64_t{16} << 20;
 
+std::vector<GlobalRun> runs_of(const OwnedState& state) {
+  std::vector<GlobalRun> runs;
+  int64_t local = 0;
+  for (const Box& box : boxes_of(state)) {
+    const int64_t count = numel_of(box.size), slice = count / box.size[0];
+    runs.push_back({ParamIndex(local), ParamIndex(box.offset[0] * slice), count});
+    local += count;
+  }
+  return runs;
+}
+
 }  // namespace
 
 std::vector<Box> Wanted::boxes() const {
+  if (owned) return boxes_of(*owned);
   if (!whole()) return param.global_boxes(param.shard_range());
   if (local.numel() == 0) return {};
   return {{Shape(shape.size(), 0), shape}};
 }
 
 std::vector<GlobalRun> Wanted::runs() const {
+  if (owned) return runs_of(*owned);
   if (!whole()) return param.global_runs(param.shard_range());
   if (local.numel() == 0) return {};
   return {{ParamIndex(0), ParamIndex(0), local.numel()}};
@@ -34,20 +48,23 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
   if (model) {
     for (auto& [name, p] : root.named_parameters())
       all.push_back(
-          {Section::model, name, p, at_least_1d(p.global_shape()), p.shard(), false, tied.of(name)});
+          {Section::model, name, p, at_least_1d(p.global_shape()), p.shard(), false, {}, tied.of(name)});
     for (auto& [name, b] : root.named_buffers())
       if (b.persistent())
-        all.push_back({Section::model, name, {}, at_least_1d(b.shape()), b.data(), false, tied.of(name)});
+        all.push_back({Section::model, name, {}, at_least_1d(b.shape()), b.data(), false, {}, tied.of(name)});
   }
   const auto add_state = [&](const Parameter& p, const std::string& key, const Shape& shape,
-                             const Tensor& local, bool count) {
+                             const Tensor& local, bool count, std::optional<OwnedState> owned = {}) {
     std::vector<std::string> others = tied.of(p.name());
     for (std::string& other : others) other = state_name(other, key);
-    all.push_back({Section::optim, state_name(p.name(), key), p, shape, local, count, std::move(others)});
+    all.push_back({Section::optim, state_name(p.name(), key), p, shape, local, count, std::move(owned),
+                   std::move(others)});
   };
   for (const Optimizer* optimizer : optimizers) {
     for (const StateTensor& s : optimizer->state())
       add_state(s.param, s.key, at_least_1d(s.param.global_shape()), s.local, false);
+    for (const OwnedState& s : optimizer->owned_state())
+      add_state(s.param, s.key, s.shape, s.local, false, s);
     for (const StateCounter& c : optimizer->counters()) add_state(c.param, c.key, {1}, c.value, true);
   }
   return all;

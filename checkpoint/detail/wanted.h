@@ -1,6 +1,7 @@
 // Parameters, buffers and optimizer state to fill from named tensors. Private to checkpoint/.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,10 +19,12 @@ struct Wanted {
   Parameter param = {};
   /// Of the whole tensor; [1] of one without dimensions.
   Shape shape = {};
-  /// The elements of the parameter's shard_range(); the whole of a buffer or counter.
+  /// The elements of the parameter's shard_range(); the whole of a buffer or counter; those of `owned`.
   Tensor local = {};
   /// A number of updates.
   bool count = false;
+  /// State of whole matrices, on their owners.
+  std::optional<OwnedState> owned = {};
   /// Further names of the same tensor, under which files have it as well or instead.
   std::vector<std::string> tied = {};
 

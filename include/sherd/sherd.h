@@ -22,3 +22,4 @@
 #include <sherd/optim/optimizer.h>
 #include <sherd/optim/qk_clip.h>
 #include <sherd/optim/schedule.h>
+#include <sherd/optim/soap.h>

@@ -61,6 +61,7 @@ std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape
       m.place.begin += i * rows;
       m.layout = &layout;
       m.param = param;
+      m.stack_index = first + i;
       if (tensor && tensor->parts > 1 && !dealt) {
         m.tensor_dim = tensor->dim - (stack ? 1 : 0);
         m.tensor_parts = m.tensor_dim >= 0 ? tensor->parts : 1;

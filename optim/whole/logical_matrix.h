@@ -23,6 +23,8 @@ struct LogicalMatrix {
   /// Layout of the parameter; it outlives the matrix.
   const ShardLayout* layout = nullptr;
   int param = 0;
+  /// Index along the stack, over all tensor-parallel ranks; 0 for a parameter of one matrix.
+  int64_t stack_index = 0;
   /// Tensor parallelism cuts the matrix along dimension 0 or 1 in tensor_parts; -1: not cut. rows and cols
   /// are this rank's.
   int tensor_dim = -1, tensor_parts = 1;

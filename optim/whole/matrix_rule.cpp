@@ -14,11 +14,29 @@ std::string MatrixRule::label() const {
   return text;
 }
 
+void MatrixRule::compute(Stream&, const Tensor&, const Tensor&, const Tensor&) {
+  throw InvalidArgument(fmt::format(
+      "{} overrides neither compute() nor compute_with_state(); override the latter if it has state()",
+      name()));
+}
+
+void MatrixRule::compute_with_state(Stream&, const Tensor&, const Tensor&, const Tensor&,
+                                    const std::vector<MatrixState>&) {
+  throw InvalidArgument(
+      fmt::format("{} has state() and does not override compute_with_state(); override it", name()));
+}
+
 void MatrixRule::compute_parts(Stream&, const std::vector<MatrixPart>&, const std::function<Tensor(Shape)>&,
                                const std::function<void(const Tensor&)>&) {
   throw InvalidArgument(fmt::format(
       "{} has no form for matrices in parts; use MatrixTensorMode::duplicated and another mode than gram",
       name()));
+}
+
+int64_t MatrixRule::state_bytes(const LogicalMatrix& m) const {
+  int64_t elements = 0;
+  for (auto& spec : state(m.whole_rows(), m.whole_cols())) elements += numel_of(spec.shape);
+  return elements * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t MatrixRule::tensor_bytes(const LogicalMatrix& m) const {

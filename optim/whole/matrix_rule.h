@@ -19,10 +19,30 @@ struct MatrixPart {
   bool contract_rows;
 };
 
-/// Update of whole matrices, a function of their momentum. WholeMatrices does everything else: it advances the momentum
-/// of this rank's elements, brings each logical matrix (row block, matrix of a stack) to the ranks that compute it,
-/// calls compute(), sends the results back and updates the weights. Balance, messages, tensor-parallel parts, experts,
-/// replicas, skipped steps and checkpoints need nothing from the rule.
+/// State tensor of a whole matrix, f32, zero at first.
+struct MatrixStateSpec {
+  /// A word without a dot or bracket; checkpoints name the tensor by it, after the parameter's name.
+  std::string key = {};
+  /// Of one matrix.
+  Shape shape = {};
+};
+
+/// State of one matrix of a call.
+struct MatrixState {
+  /// In the order of MatrixRule::state().
+  std::vector<Tensor> tensors = {};
+  /// As in UpdateRule::step(), possibly undefined: other than 0, the tensors stay unchanged, in bits.
+  Tensor skip = {};
+};
+
+/// Update of whole matrices, a function of their momentum or gradient, and of state of whole matrices. WholeMatrices does
+/// everything else: it advances the momentum of this rank's elements, brings each logical matrix (row block, matrix of a
+/// stack) to the ranks that compute it, calls compute() or compute_with_state(), sends the results back and updates the
+/// weights. Balance, messages, tensor-parallel parts, experts, replicas, skipped steps and checkpoints need nothing from
+/// the rule.
+///
+/// State of whole matrices is stored on the matrix's owner, and on every tensor-parallel rank that computes it. Plans
+/// balance its bytes beside the cost. Checkpoints hold it by matrix, so a resume on any ranks gives it to the new owners.
 ///
 /// The functions of MatrixWork have the values of a rule without a form for rows on several ranks. One rank's thread
 /// calls all functions. Every rank has a rule of its own with equal settings().
@@ -38,12 +58,21 @@ class MatrixRule : public MatrixWork {
   virtual std::vector<std::string> problems() const { return {}; }
   /// Returns the factor of the result for a whole matrix of this shape: w = decay * w - lr * scale * result.
   virtual double scale(int64_t, int64_t) const { return 1; }
+  /// Returns whether the input is the gradient. Then the optimizer keeps no momentum, and
+  /// MomentumOptions::momentum and nesterov are unused.
+  virtual bool takes_gradient() const { return false; }
+  /// Returns the state of a whole matrix of this shape; a function of shape and settings() alone.
+  virtual std::vector<MatrixStateSpec> state(int64_t, int64_t) const { return {}; }
 
   /// Queues the computation of matrices on `compute`: in and out f32 [batch, rows, cols], contiguous, not overlapping.
   /// Matrices are computed each by itself: the bits of a result depend neither on its batch nor on other matrices, and
   /// are the same on every rank. Waits for nothing.
   /// @param status i32 [batch], a MatrixStatus of each matrix; 0 (fine) when nothing is written.
-  virtual void compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) = 0;
+  virtual void compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status);
+  /// Queues the same for a rule with state(), and the state's change.
+  /// @param states of each matrix of the batch.
+  virtual void compute_with_state(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status,
+                                  const std::vector<MatrixState>& states);
   /// Queues the computation of matrices whose rows or columns are on several ranks. `make` returns f32 memory, `sum`
   /// queues the sum of a tensor over the ranks with the other parts. Called on all of these ranks, on some without a
   /// part. Only for rules with gram_is_possible() or distributed tensor parallelism.
@@ -57,6 +86,7 @@ class MatrixRule : public MatrixWork {
   double flops(const LogicalMatrix& m) const override { return matrix_flops(m.whole_rows(), m.whole_cols()); }
   /// The other parts, f32.
   int64_t tensor_bytes(const LogicalMatrix& m) const override;
+  int64_t state_bytes(const LogicalMatrix& m) const override;
   bool gram_is_possible(const LogicalMatrix&) const override { return false; }
   double gram_flops(const LogicalMatrix&, int) const override { return 0; }
   int64_t gram_bytes(const LogicalMatrix&, int) const override { return 0; }

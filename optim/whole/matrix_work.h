@@ -27,6 +27,9 @@ class MatrixWork {
   /// Returns the bytes that one tensor-parallel rank receives for its matrix; 0 where none cuts it.
   virtual int64_t tensor_bytes(const LogicalMatrix& m) const = 0;
 
+  /// Returns the bytes of the state that the matrix's owner stores; 0: none.
+  virtual int64_t state_bytes(const LogicalMatrix&) const { return 0; }
+
   /// Returns whether owners that each hold a range of the rows can compute the matrix from the sum of their
   /// Gram matrices, cols x cols (PlanMode::gram).
   virtual bool gram_is_possible(const LogicalMatrix& m) const = 0;

@@ -20,6 +20,8 @@ std::vector<std::string> problems_of(const MomentumOptions& o) {
                                    std::pair("bytes_per_second", o.costs.bytes_per_second)})
     if (!(cost > 0 && std::isfinite(cost)))
       wrong.push_back(fmt::format("costs.{} {} must be finite and greater than 0", name, cost));
+  if (!(o.state_weight >= 0 && o.state_weight <= 1))
+    wrong.push_back(fmt::format("state_weight {} must lie in [0, 1]", o.state_weight));
   return wrong;
 }
 

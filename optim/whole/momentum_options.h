@@ -44,6 +44,9 @@ struct MomentumOptions {
   /// 0: default_transient_bytes of the device, the minimum over the team. No result depends on it.
   int64_t transient_bytes = 0;
   PlanCosts costs = {};
+  /// Weight of state bytes against cost in the load that plans balance, in [0, 1] (MatrixPlanOptions). Without
+  /// MatrixRule::state() it has no effect.
+  double state_weight = 0.5;
 };
 
 /// Returns all invalid options, each with its value; empty when valid.

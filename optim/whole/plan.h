@@ -63,7 +63,8 @@ struct PlanRank {
   int64_t bytes_in = 0, bytes_out = 0;  // received, sent
   double flops = 0;
   double cost = 0;
-  int64_t matrices = 0;  // that it computes, alone or with others
+  int64_t matrices = 0;     // that it computes, alone or with others
+  int64_t state_bytes = 0;  // of these matrices (MatrixRule::state())
 };
 
 /// Rank t of the team holds cell t / copies of the storage layouts. `copies` is 1 when every replica works

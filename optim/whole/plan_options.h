@@ -25,6 +25,9 @@ struct MatrixPlanOptions {
   bool allow_inexact = false;
   int64_t payload_bytes = 4;  // per element of a message
   PlanCosts costs = {};
+  /// Weight of state bytes against cost in the load that is balanced, in [0, 1]: a matrix's load is
+  /// (1 - w) * its share of all costs + w * its share of all state bytes. Without state the load is the cost.
+  double state_weight = 0.5;
 };
 
 }  // namespace sherd

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 namespace sherd {
 namespace {
@@ -17,6 +18,16 @@ std::string rank_line(std::string_view rank, double matrices, double in, double 
                       double cost) {
   return fmt::format("{:>6}{:>10.4g}{:>12}{:>12}{:>12.3f}{:>12.4g}\n", rank, matrices, mebibytes(in),
                      mebibytes(out), flops * 1e-9, cost);
+}
+
+// Returns the state bytes of the rank with the most, and of a rank on average.
+std::pair<double, double> state_of(const MatrixPlan& plan) {
+  double most = 0, sum = 0;
+  for (auto& r : plan.ranks) {
+    most = std::max(most, static_cast<double>(r.state_bytes));
+    sum += static_cast<double>(r.state_bytes);
+  }
+  return {most, sum / static_cast<double>(std::max<size_t>(1, plan.ranks.size()))};
 }
 
 // Returns "0,1", "0-7 (8)" for consecutive ranks, or "0..30 (5)" where ranks between do not own.
@@ -48,6 +59,9 @@ std::string explain(const MatrixPlan& plan, const MatrixWork& work, std::span<co
       "fingerprint {:016x}\n",
       plan.imbalance, plan.redundancy, mebibytes(static_cast<double>(bytes)), plan.fingerprint);
 
+  if (const auto [most, mean] = state_of(plan); most > 0)
+    text += fmt::format("  state of the matrices at most {} MiB on a rank, mean {} MiB\n", mebibytes(most),
+                        mebibytes(mean));
   text += fmt::format("{:>6}{:>10}{:>12}{:>12}{:>12}{:>12}\n", "rank", "matrices", "MiB in", "MiB out",
                       "GFLOP", "cost");
   PlanRank sum, most;

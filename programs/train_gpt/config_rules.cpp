@@ -1,5 +1,6 @@
 #include "config_rules.h"
 
+#include <functional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include "model.h"
 #include "muon_config.h"
 #include "settings.h"
+#include "soap_config.h"
 #include "training_rules.h"
 
 namespace train_gpt {
@@ -33,9 +35,21 @@ std::string idle_flags(const TrainConfig& c, const std::set<std::string_view>& b
   return fmt::format("{}", fmt::join(changed_flags(c, TrainConfig(), idle), ", "));
 }
 
-/// Flags of Muon on the command line, as a list; a config file may hold some for when Muon is switched on.
-std::string idle_muon_flags(const sherd::GivenFlags& given) {
-  return given_flags(given, [](const proto::Setting& s) { return s.subject() == proto::MUON; });
+/// Refuses flags of an optimizer that no parameter goes to. A config file may hold some for when it is switched on.
+void check_optimizer_flags(const TrainConfig& c, const sherd::GivenFlags& given,
+                           std::vector<std::string>& problems) {
+  const bool muon = uses(c, "muon"), soap = uses(c, "soap");
+  const auto refuse = [&](const char* title, const char* name,
+                          const std::function<bool(const proto::Setting&)>& idle) {
+    if (const std::string flags = given_flags(given, idle); !flags.empty())
+      problems.push_back(fmt::format("{}: no parameter goes to {}; give --optimizer {}, or --route REGEX={}",
+                                     flags, title, name, name));
+  };
+  const proto::Setting& plan = setting_of("explain_plan");
+  if (!muon)
+    refuse("Muon", "muon",
+           [&](const proto::Setting& s) { return s.subject() == proto::MUON && !(soap && &s == &plan); });
+  if (!soap) refuse("SOAP", "soap", [](const proto::Setting& s) { return s.subject() == proto::SOAP; });
 }
 
 /// Whether matrices lie in buckets that span blocks (FullyShardOptions::layout).
@@ -184,6 +198,7 @@ void check_together(const Rules& rules) {
   rules.check_outputs();
   if (!rules.good("ns_steps", "muon_mode")) return;
   for (std::string& problem : muon_problems(c)) rules.problems.push_back(std::move(problem));
+  for (std::string& problem : soap_problems(c)) rules.problems.push_back(std::move(problem));
 }
 
 /// Rules of --tokens and --model.
@@ -245,9 +260,7 @@ void check_rules(const TrainConfig& config, const std::set<std::string_view>& ba
   check_training(config, bad, given.flags, problems);
   check_guards(config, bad, given.flags, problems);
   check_without_training(config, given.flags, problems);
-  if (const std::string idle = idle_muon_flags(given.flags); !idle.empty() && !uses_muon(config))
-    problems.push_back(
-        fmt::format("{}: no parameter goes to Muon; give --optimizer muon, or --route REGEX=muon", idle));
+  check_optimizer_flags(config, given.flags, problems);
 }
 
 }  // namespace train_gpt

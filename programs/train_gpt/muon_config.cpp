@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <sherd/optim/muon/coefficients.h>
+#include <sherd/optim/soap.h>
 
 namespace train_gpt {
 namespace {
@@ -35,14 +36,20 @@ std::vector<int> restarts(const TrainConfig& c) {
   return steps;
 }
 
+sherd::Algorithm algorithm_named(const std::string& name) {
+  for (const sherd::Algorithm& a : {sherd::Algorithm::adamw, sherd::Algorithm::muon, sherd::Soap::kName})
+    if (a.name() == name) return a;
+  throw sherd::InvalidArgument(fmt::format("optimizer '{}' is unknown; use adamw, muon or soap", name));
+}
+
 std::vector<sherd::RoutingRule> routing_rules(const std::string& text) {
   std::vector<sherd::RoutingRule> rules;
   for (const std::string& rule : split(text, ';')) {
     const size_t equals = rule.rfind('=');
     if (equals == std::string::npos || equals == 0)
-      throw sherd::InvalidArgument(
-          fmt::format("--route '{}': write REGEX=muon or REGEX=adamw, several separated by ';'", rule));
-    rules.push_back({rule.substr(0, equals), sherd::parse_algorithm(rule.substr(equals + 1))});
+      throw sherd::InvalidArgument(fmt::format(
+          "--route '{}': write REGEX=muon, REGEX=soap or REGEX=adamw, several separated by ';'", rule));
+    rules.push_back({rule.substr(0, equals), algorithm_named(rule.substr(equals + 1))});
   }
   return rules;
 }
@@ -75,7 +82,8 @@ std::vector<std::string> muon_problems(const TrainConfig& c) {
   if (!c.ns_restart.empty() && split(c.ns_restart, ',').empty())
     problems.push_back(fmt::format("--ns-restart '{}': no number of steps", c.ns_restart));
   if (!c.route.empty() && split(c.route, ';').empty())
-    problems.push_back(fmt::format("--route '{}': no rule; write REGEX=muon or REGEX=adamw", c.route));
+    problems.push_back(
+        fmt::format("--route '{}': no rule; write REGEX=muon, REGEX=soap or REGEX=adamw", c.route));
   if (c.muon_momentum == 1) problems.push_back("--muon-momentum 1: must be less than 1");
   if (c.orthogonalizer == "svd" && (c.muon_mode == "gram" || c.muon_tensor == "distributed"))
     problems.push_back(
@@ -89,10 +97,11 @@ std::vector<std::string> muon_problems(const TrainConfig& c) {
   return problems;
 }
 
-bool uses_muon(const TrainConfig& c) {
+bool uses(const TrainConfig& c, const std::string& optimizer) {
   const std::vector<std::string> rules = split(c.route, ';');
-  return c.optimizer == "muon" ||
-         std::any_of(rules.begin(), rules.end(), [](const std::string& r) { return r.ends_with("=muon"); });
+  return c.optimizer == optimizer || std::any_of(rules.begin(), rules.end(), [&](const std::string& r) {
+           return r.ends_with("=" + optimizer);
+         });
 }
 
 sherd::MuonOptions muon_options(const TrainConfig& c) {
@@ -119,7 +128,7 @@ sherd::MuonOptions muon_options(const TrainConfig& c) {
 
 sherd::RoutingOptions routing_options(const TrainConfig& c) {
   sherd::RoutingOptions o;
-  o.optimizer = sherd::parse_algorithm(c.optimizer);
+  o.optimizer = algorithm_named(c.optimizer);
   o.rules = routing_rules(c.route);
   return o;
 }

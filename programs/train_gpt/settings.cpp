@@ -85,6 +85,7 @@ bool describes_training(const proto::Setting& setting) {
     case proto::MODEL:
     case proto::TRAINING:
     case proto::MUON:
+    case proto::SOAP:
       return true;
     default:
       return false;

@@ -13,6 +13,7 @@
 #include "muon_config.h"
 #include "run_options.h"
 #include "saved_model.h"
+#include "soap_config.h"
 #include "windows.h"
 
 namespace train_gpt {
@@ -108,6 +109,7 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
     optimizer.adamw = {.beta1 = config.adam_beta1, .beta2 = config.adam_beta2, .eps = config.adam_eps};
     optimizer.weight_decay = config.weight_decay;
     optimizer.muon = muon_options(config);
+    if (uses(config, "soap")) optimizer.further.push_back(Soap::factory(soap_options(config)));
     optimizer.skip_non_finite = config.skip_non_finite;
     optimizer_.emplace(model_, routing_, optimizer);
   }
@@ -181,6 +183,13 @@ int64_t Trainer::active_parameters() const {
     if (p.tensor_shard() && p.tensor_shard()->mesh_dim == "expert")
       count -= numel_of(p.global_shape()) / config_.experts * (config_.experts - config_.expert_top_k);
   return count;
+}
+
+std::string Trainer::explain_plan() const {
+  if (!optimizer_) return "";
+  if (!uses(config_, "soap")) return optimizer_->muon().explain();
+  const std::string soap = dynamic_cast<const WholeMatrices&>(optimizer_->rule(Soap::kName)).explain();
+  return uses(config_, "muon") ? optimizer_->muon().explain() + "\n" + soap : soap;
 }
 
 std::vector<MatrixPlan> Trainer::muon_plans() const {
@@ -300,7 +309,8 @@ bool Trainer::export_weights() {
 bool Trainer::export_folder() { return train_gpt::export_folder(model_, config_, rank_.world->rank() == 0); }
 
 RankMemory Trainer::replicated_memory() {
-  return sherd::replicated_memory(routing_, dtype_named(config_.precision));
+  return sherd::replicated_memory(routing_, dtype_named(config_.precision),
+                                  optimizer_ ? &*optimizer_ : nullptr);
 }
 
 double Trainer::data_sum(double value) {

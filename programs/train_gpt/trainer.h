@@ -63,8 +63,8 @@ class Trainer {
   /// Human-readable lines about the sharding: mesh, strategy, units, rows cut or padding added by the
   /// layout.
   std::string describe() const;
-  /// Muon's plans (--explain-plan).
-  std::string explain_plan() const { return optimizer_ ? optimizer_->muon().explain() : ""; }
+  /// Muon's and SOAP's plans (--explain-plan).
+  std::string explain_plan() const;
 
   /// What training computes for one token, by formula.
   double flops_per_token() const;

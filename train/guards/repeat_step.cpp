@@ -32,6 +32,8 @@ std::vector<Item> items_of(ModuleBase& root, const Optimizer& optimizer) {
   for (auto& [name, p] : root.named_parameters()) add("weights of " + name, p.shard());
   for (const StateTensor& s : optimizer.state())
     add(fmt::format("optimizer state '{}' of {}", s.key, s.param.name()), s.local);
+  for (const OwnedState& s : optimizer.owned_state())
+    add(fmt::format("optimizer state '{}' of {}", s.key, s.param.name()), s.local);
   for (const StateCounter& c : optimizer.counters())
     add(fmt::format("optimizer counter '{}' of {}", c.key, c.param.name()), c.value);
   for (const auto& [name, b] : root.named_buffers()) add("buffer " + name, b.data());

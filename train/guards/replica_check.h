@@ -39,7 +39,7 @@ struct ReplicaCheck {
 ///     of further update rules), along the dimensions that repeat the optimizer state;
 ///   - counters of `optimizers`, and buffers that are not Buffer::set_per_rank(), which all ranks hold.
 /// ShardAxes defines which dimensions repeat what. Ignored parameters, which may differ between ranks, and
-/// their states are left out. Stored weights are updated first, as the next forward would.
+/// their states are left out, as is state of whole matrices (Optimizer::owned_state()). Stored weights are updated first, as the next forward would.
 ///
 /// Between steps; collective over the root's mesh, with the same optimizers on every rank; blocks the host. Each rank
 /// reads its copies once (on a GPU through host memory, 4 MiB at a time) and sends 16 bytes for each set of holders

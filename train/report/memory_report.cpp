@@ -48,15 +48,18 @@ std::vector<RankMemory> rank_memory(Communicator& world) {
   return all;
 }
 
-RankMemory replicated_memory(const Routing& routing, DType compute) {
+RankMemory replicated_memory(const Routing& routing, DType compute, const Optimizer* optimizer) {
   RankMemory r;
   const int64_t copy = compute == DType::f32 ? 0 : size_of(compute);
   for (auto& route : routing.routes) {
     const int64_t n = numel_of(route.param.global_shape());
     r.parameters += n * (4 + copy);
     r.gradients += n * 4;
-    r.optimizer += n * (route.algorithm == Algorithm::muon ? 4 : 8);
+    if (!optimizer) r.optimizer += n * (route.algorithm == Algorithm::muon ? 4 : 8);
   }
+  if (!optimizer) return r;
+  for (const StateTensor& s : optimizer->state()) r.optimizer += 4 * numel_of(s.param.global_shape());
+  for (const OwnedState& s : optimizer->owned_state()) r.optimizer += 4 * numel_of(s.shape);
   return r;
 }
 

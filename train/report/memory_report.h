@@ -7,6 +7,7 @@
 
 #include <sherd/comm/communicator.h>
 #include <sherd/kernels/device/dtype.h>
+#include <sherd/optim/optimizer.h>
 #include <sherd/optim/routing.h>
 
 namespace sherd {
@@ -22,7 +23,9 @@ struct RankMemory {
 
 /// Returns what one rank would hold under no_shard: parameters, gradients, optimizer states.
 /// @param compute dtype of gathered parameters; other than f32 it is a copy beside the f32 master weights.
-[[nodiscard]] RankMemory replicated_memory(const Routing& routing, DType compute);
+/// @param optimizer whose states count; null: those that AdamW and Muon would have.
+[[nodiscard]] RankMemory replicated_memory(const Routing& routing, DType compute,
+                                           const Optimizer* optimizer = nullptr);
 
 /// Formats aligned lines: all ranks, `replicated` (its other_peak is not used), and the largest rank's part
 /// of it.

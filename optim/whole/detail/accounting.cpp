@@ -120,6 +120,7 @@ uint64_t fingerprint_of(const PlanDraft& d) {
                   m.tensor_parts, static_cast<int64_t>(e.mode), static_cast<int64_t>(e.owners.size())});
     words.insert(words.end(), e.owners.begin(), e.owners.end());
     words.insert(words.end(), e.first_row.begin(), e.first_row.end());
+    if (const int64_t state = d.work.state_bytes(m); state > 0) words.push_back(state);
   }
   return XXH64(words.data(), words.size() * sizeof(int64_t), 0);
 }
@@ -146,6 +147,7 @@ void account(PlanDraft& d) {
       PlanRank& r = plan.ranks[static_cast<size_t>(t)];
       r.flops += flops;
       r.cost += cost;
+      r.state_bytes += d.work.state_bytes(m);
       r.bytes_in += tensor;
       r.bytes_out += tensor;
       ++r.matrices;

@@ -12,7 +12,9 @@ namespace {
 // few exponents for the former.
 DType incoming(DType payload) { return payload == DType::f16 ? DType::bf16 : payload; }
 
-std::vector<MomentumTeam::Slot> with_momentum(Device& device, std::vector<MomentumTeam::Slot> slots) {
+std::vector<MomentumTeam::Slot> with_momentum(Device& device, std::vector<MomentumTeam::Slot> slots,
+                                              const MatrixRule& rule) {
+  if (rule.takes_gradient()) return slots;
   for (MomentumTeam::Slot& slot : slots) {
     slot.momentum = Tensor::empty(device, {slot.param.shard_range().size()}, DType::f32,
                                   MemoryClass::optimizer, "optimizer momentum_buffer");
@@ -32,7 +34,8 @@ MatrixTeamOptions team_options(const MatrixRule& rule, const MomentumOptions& o,
           .plan = {.mode = o.mode,
                    .allow_inexact = o.allow_inexact,
                    .payload_bytes = size_of(o.payload),
-                   .costs = o.costs},
+                   .costs = o.costs,
+                   .state_weight = o.state_weight},
           .distributed = o.tensor == MatrixTensorMode::distributed,
           .input = incoming(o.payload),
           .result = o.payload,
@@ -46,12 +49,13 @@ MatrixTeamOptions team_options(const MatrixRule& rule, const MomentumOptions& o,
 MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& rule,
                            const MomentumOptions& options, MatrixStreams& streams,
                            MatrixRefinement* refinement)
-    : slots_(with_momentum(device, std::move(slots))),
+    : slots_(with_momentum(device, std::move(slots), rule)),
       rule_(rule),
       options_(options),
       refinement_(refinement),
       team_(device, params_of(slots_), rule, *this, team_options(rule, options, refinement != nullptr),
-            streams) {
+            streams),
+      states_(device, params_of(slots_), team_, rule) {
   // A skip flag that is always set, for parameters that are frozen at present.
   skip_frozen_ = Tensor::empty(device, {1}, DType::i64, MemoryClass::optimizer, "optimizer status");
   ops::fill(device.compute(), skip_frozen_, 1);
@@ -64,7 +68,7 @@ void MomentumTeam::step(Stream& compute, double lr, const Tensor& skip) {
   skip_ = Tensor();
 }
 
-// Advances the momentum and writes its (Nesterov) value to the message. Each local element is in the inputs
+// Advances the momentum and writes its (Nesterov) value to the message, or writes the gradient. Each local element is in the inputs
 // of exactly one chunk, so it advances once in a step.
 void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChunk& chunk) {
   // Parameters with unequal decay differ in the l2 term only: one pass for each value. Frozen ones are
@@ -72,18 +76,27 @@ void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChun
   std::map<std::pair<double, bool>, std::vector<MomentumSegment>> passes;
   for (auto& seg : chunk.inputs) {
     const Slot& slot = slot_of(seg.matrix);
+    float* const gradient = slot.param.grad_shard().data<float>() + seg.local;
     const double l2 = options_.decay == MatrixDecay::l2 ? slot.weight_decay : 0;
     passes[{l2, slot.param.frozen()}].push_back(
-        {slot.momentum.data<float>() + seg.local, slot.param.grad_shard().data<float>() + seg.local,
+        {rule_.takes_gradient() ? gradient : slot.momentum.data<float>() + seg.local, gradient,
          slot.param.shard().data<float>() + seg.local, seg.count, seg.at});
   }
+  // The gradient is its own buffer: with a momentum of 0 and Nesterov the message is the gradient in bits.
+  const float momentum = rule_.takes_gradient() ? 0 : options_.momentum;
   for (auto& [kind, segments] : passes)
-    ops::muon_momentum(compute, message, segments, options_.momentum, options_.nesterov,
+    ops::muon_momentum(compute, message, segments, momentum, rule_.takes_gradient() || options_.nesterov,
                        static_cast<float>(kind.first), kind.second ? skip_frozen_ : skip_);
 }
 
-void MomentumTeam::compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) {
-  rule_.compute(compute, out, in, status);
+void MomentumTeam::compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status,
+                           const std::vector<int>& matrices) {
+  if (!states_.any()) return rule_.compute(compute, out, in, status);
+  std::vector<MatrixState> states;
+  states.reserve(matrices.size());
+  for (const int m : matrices)
+    states.push_back({states_.of(m), slot_of(m).param.frozen() ? skip_frozen_ : skip_});
+  rule_.compute_with_state(compute, out, in, status, states);
 }
 
 void MomentumTeam::compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <sherd/kernels/ops.h>
+#include <sherd/optim/whole/detail/owned_states.h>
 #include <sherd/optim/whole/detail/team.h>
 #include <sherd/optim/whole/matrix_rule.h>
 #include <sherd/optim/whole/momentum_options.h>
@@ -19,7 +20,7 @@ class MomentumTeam : private MatrixClient {
   struct Slot {
     Parameter param;
     double weight_decay = 0;
-    Tensor momentum;  // flat f32, this rank's piece
+    Tensor momentum;  // flat f32, this rank's piece; undefined where the rule takes the gradient
     double lr_factor = 1;
     size_t item = 0;  // index among the optimizer's items
   };
@@ -35,12 +36,14 @@ class MomentumTeam : private MatrixClient {
   void step(Stream& compute, double lr, const Tensor& skip);
 
   const std::vector<Slot>& slots() const { return slots_; }
+  const OwnedStates& states() const { return states_; }
   const MatrixTeam& team() const { return team_; }
   MatrixTeam& team() { return team_; }
 
  private:
   void pack(Stream& compute, const Tensor& message, const MatrixChunk& chunk) override;
-  void compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) override;
+  void compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status,
+               const std::vector<int>& matrices) override;
   void compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,
                      const std::function<void(const Tensor&)>& sum) override;
   void update(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut) override;
@@ -53,6 +56,7 @@ class MomentumTeam : private MatrixClient {
   MomentumOptions options_;
   MatrixRefinement* refinement_;
   MatrixTeam team_;
+  OwnedStates states_;
   Tensor skip_frozen_;  // of parameters that are frozen: always 1
   double lr_ = 0;       // of the step that is being issued
   Tensor skip_;         // of the step that is being issued

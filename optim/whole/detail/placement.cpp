@@ -22,6 +22,11 @@ namespace {
         "{} are not stored on one rank: {}; use auto or owner, or a layout that keeps matrices whole "
         "(whole_param)",
         what, names));
+  if (d.options.mode == MatrixMode::gather)
+    throw InvalidArgument(
+        fmt::format("{} have state, which one rank stores, and gather computes a matrix on every rank: {}; "
+                    "use auto or owner",
+                    what, names));
   throw InvalidArgument(
       fmt::format("{} have fewer rows than columns, are cut by tensor parallelism, or are computed by a "
                   "method without a gram "
@@ -55,7 +60,9 @@ std::vector<size_t> place_fixed(PlanDraft& d) {
   for (size_t i = 0; i < d.matrices.size(); ++i) {
     const LogicalMatrix& m = d.matrices[i];
     const LogicalMatrix::Cells holders = m.cells();
-    if (mode == MatrixMode::gather) {
+    if (mode == MatrixMode::gather && d.work.state_bytes(m) > 0) {
+      refused.push_back(m.label());
+    } else if (mode == MatrixMode::gather) {
       place_everywhere(d, i);
     } else if (mode == MatrixMode::gram && !d.work.gram_is_possible(m)) {
       refused.push_back(fmt::format("{} {} x {}", m.label(), m.whole_rows(), m.whole_cols()));

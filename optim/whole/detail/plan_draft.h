@@ -24,8 +24,16 @@ struct PlanDraft {
     plan.copies = copies;
     plan.entries.resize(m.size());
     cost.reserve(m.size());
-    for (auto& matrix : m) cost.push_back(w.cost(matrix));
+    double state = 0;
+    for (auto& matrix : m) {
+      cost.push_back(w.cost(matrix));
+      state += static_cast<double>(w.state_bytes(matrix));
+    }
     sum = std::accumulate(cost.begin(), cost.end(), 0.0);
+    // In the unit of cost, so that the sum stays.
+    for (size_t i = 0; state > 0 && i < m.size(); ++i)
+      cost[i] = (1 - o.state_weight) * cost[i] +
+                o.state_weight * sum * static_cast<double>(w.state_bytes(m[i])) / state;
     const double largest = cost.empty() ? 0 : *std::max_element(cost.begin(), cost.end());
     bound = std::max(sum / plan.team(), largest);
   }
@@ -35,7 +43,7 @@ struct PlanDraft {
   const MatrixPlanOptions& options;
   MatrixPlan plan;
   Loads loads;               // of the team's ranks, by the entries that have owners
-  std::vector<double> cost;  // of each matrix, computed by one owner
+  std::vector<double> cost;  // of each matrix, computed by one owner; its share of state weighed in
   double sum = 0;            // of all costs
   /// Lower bound of the largest load: no plan is better than an even share of all costs, nor than the most
   /// expensive matrix alone.

@@ -257,7 +257,7 @@ void MatrixTeam::compute_batch(Stream& compute, const Tensor& out, const Tensor&
                                const MatrixBatch& batch) {
   const Tensor status = statuses_of(batch);
   if (batch.tensor_dim < 0) {
-    client_.compute(compute, out, in, status);
+    client_.compute(compute, out, in, status, batch.matrices);
   } else if (options_.distributed) {
     client_.compute_parts(compute, {{in, out, status, batch.tensor_dim == 0}}, [&](const Tensor& grams) {
       comms_.tensor->all_reduce(compute, grams.unowned_view());
@@ -265,7 +265,7 @@ void MatrixTeam::compute_batch(Stream& compute, const Tensor& out, const Tensor&
   } else {
     compute_gathered(compute, *comms_.tensor, buffers_, out, in, batch,
                      [&](const Tensor& results, const Tensor& matrices) {
-                       client_.compute(compute, results, matrices, status);
+                       client_.compute(compute, results, matrices, status, batch.matrices);
                      });
   }
 }
@@ -306,11 +306,15 @@ std::vector<std::pair<std::string, MatrixStatus>> MatrixTeam::report(const Tenso
   for (size_t i = 0; i < matrices_.size(); ++i) {
     if (status_at_[i] < 0) continue;
     const auto status = static_cast<MatrixStatus>(host[status_at_[i]]);
-    if (status != MatrixStatus::fine && plan_.entries[i].owners[0] == comms_.rank &&
-        reports(params_[param_of_[i]]))
+    if (status != MatrixStatus::fine && speaks_for(static_cast<int>(i)))
       found.emplace_back(matrices_[i].label(), status);
   }
   return found;
+}
+
+bool MatrixTeam::speaks_for(int matrix) const {
+  return computes(matrix) && plan_.entries[static_cast<size_t>(matrix)].owners[0] == comms_.rank &&
+         reports(params_[param_of(matrix)]);
 }
 
 bool MatrixTeam::reports(const Parameter& p) const {

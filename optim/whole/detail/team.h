@@ -29,8 +29,9 @@ class MatrixClient {
   virtual ~MatrixClient() = default;
   /// Writes the inputs of a chunk (MatrixChunk::inputs) into a message.
   virtual void pack(Stream& compute, const Tensor& message, const MatrixChunk& chunk) = 0;
-  /// Computes whole matrices [batch, rows, cols]; writes a MatrixStatus of each.
-  virtual void compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) = 0;
+  /// Computes whole matrices [batch, rows, cols], those of `matrices`; writes a MatrixStatus of each.
+  virtual void compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status,
+                       const std::vector<int>& matrices) = 0;
   /// Computes matrices in parts. `sum` adds their Gram matrices, all in one tensor in the order of the parts,
   /// over the ranks with the other parts. Called on all of these ranks, on some without a part.
   virtual void compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,
@@ -76,6 +77,11 @@ class MatrixTeam {
 
   const MatrixPlan& plan() const { return plan_; }
   const std::vector<LogicalMatrix>& matrices() const { return matrices_; }
+  /// Returns whether this rank computes the matrix.
+  bool computes(int matrix) const { return status_at_[static_cast<size_t>(matrix)] >= 0; }
+  /// Returns whether this rank speaks for the matrix: the one rank of all that compute it alike (owners, replicas,
+  /// tensor-parallel parts).
+  bool speaks_for(int matrix) const;
   /// Returns the index of a matrix's parameter among `params`.
   size_t param_of(int matrix) const { return param_of_[static_cast<size_t>(matrix)]; }
   /// Queues the sum of a tensor in place, over the ranks that keep parts of the matrices if `cut`, and over
@@ -105,8 +111,8 @@ class MatrixTeam {
   void settle_transient_bytes();
   void check_fingerprints(const MatrixWork& work);
   void place_statuses();
-  /// Returns whether this rank reports matrices of `p`: one of the ranks that compute them alike (replicas,
-  /// tensor-parallel parts) does.
+  /// Returns whether this rank is the first of those that compute matrices of `p` alike (replicas,
+  /// tensor-parallel parts).
   bool reports(const Parameter& p) const;
 
   void run_local(Stream& compute, const MatrixChunk& chunk);

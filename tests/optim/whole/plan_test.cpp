@@ -7,6 +7,7 @@
 
 #include <sherd/kernels/device/error.h>
 #include <sherd/optim/muon/plan.h>
+#include <sherd/optim/soap.h>
 
 namespace sherd {
 namespace {
@@ -86,6 +87,52 @@ INSTANTIATE_TEST_SUITE_P(Plan, Balance,
                          ::testing::Combine(::testing::Values(1, 2, 3, 8, 64, 256, 1024),
                                             ::testing::Values(LayoutPolicy::ragged, LayoutPolicy::even_rows,
                                                               LayoutPolicy::whole_param)));
+
+/// Blocks of Llama 3 8B; of Kimi K2 the attention and 384 experts with the shared one.
+std::vector<std::vector<Spec>> named_model(const std::string& name) {
+  std::vector<std::vector<Spec>> units;
+  for (int i = 0; i < 32 && name == "llama3-8b"; ++i)
+    units.push_back({{"q", {4096, 4096}},
+                     {"kv", {2048, 4096}, true, stacked_blocks({1024, 1024})},
+                     {"o", {4096, 4096}},
+                     {"gate_up", {28672, 4096}, true, stacked_blocks({14336, 14336})},
+                     {"down", {4096, 14336}}});
+  for (int i = 0; i < 60 && name == "kimi-k2"; ++i)
+    units.push_back({{"q_a", {1536, 7168}},
+                     {"q_b", {12288, 1536}},
+                     {"kv_a", {576, 7168}},
+                     {"kv_b", {16384, 512}},
+                     {"o", {7168, 8192}},
+                     {"gate_up", {385, 4096, 7168}, true, stacked_blocks({2048, 2048})},
+                     {"down", {385, 7168, 2048}}});
+  return units;
+}
+
+// Figures beside the least possible: an even share, or the largest single matrix where ranks outnumber them.
+TEST(Plan, StateBytesAndCostAreBalancedTogether) {
+  const SoapRule soap({});
+  for (const char* name : {"llama3-8b", "kimi-k2"})
+    for (const int world : {8, 64, 256, 1024}) {
+      const Model model(named_model(name), world, LayoutPolicy::even_rows);
+      const MatrixPlan plan = make_plan(model.matrices, world, 1, soap, {});
+      double flops = 0, bytes = 0, largest_flops = 0, largest_bytes = 0, most_flops = 0, most_bytes = 0;
+      for (auto& m : model.matrices) {
+        largest_flops = std::max(largest_flops, soap.flops(m));
+        largest_bytes = std::max(largest_bytes, static_cast<double>(soap.state_bytes(m)));
+      }
+      for (const PlanRank& r : plan.ranks) {
+        flops += r.flops / world;
+        bytes += static_cast<double>(r.state_bytes) / world;
+        most_flops = std::max(most_flops, r.flops);
+        most_bytes = std::max(most_bytes, static_cast<double>(r.state_bytes));
+      }
+      EXPECT_LE(most_flops, 1.15 * std::max(flops, largest_flops)) << name << " " << world;
+      EXPECT_LE(most_bytes, 1.10 * std::max(bytes, largest_bytes)) << name << " " << world;
+      RecordProperty(std::string(name) + "_" + std::to_string(world),
+                     std::to_string(most_flops / std::max(flops, largest_flops)) + " " +
+                         std::to_string(most_bytes / std::max(bytes, largest_bytes)));
+    }
+}
 
 TEST(Plan, OwnersMoveAtMostTwiceTheMatrixAndSumsAgree) {
   const Model model(transformer(4, 64, 160), 4, LayoutPolicy::even_rows);

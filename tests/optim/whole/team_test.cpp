@@ -23,7 +23,7 @@ struct SecondPackFails : MatrixClient {
     if (++packed == 2) throw OutOfMemory("the second message");
     ops::fill(compute, message, 1);
   }
-  void compute(Stream&, const Tensor&, const Tensor&, const Tensor&) override {}
+  void compute(Stream&, const Tensor&, const Tensor&, const Tensor&, const std::vector<int>&) override {}
   void compute_parts(Stream&, const std::vector<MatrixPart>&,
                      const std::function<void(const Tensor&)>&) override {}
   void update(Stream&, const Tensor&, const MatrixChunk&, bool) override {}

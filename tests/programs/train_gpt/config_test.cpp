@@ -55,7 +55,7 @@ TrainConfig other_config() {
   c.expert_parallel = 4;
   c.expert_top_k = 1;
   c.moe_aux = 0.5;
-  c.route = "fc=adamw;head=muon";
+  c.route = "fc=adamw;head=muon;proj=soap";
   c.muon_mode = "owner";
   c.muon_allow_inexact = true;
   c.ns_form = "gram";
@@ -72,6 +72,9 @@ TrainConfig other_config() {
   c.muon_tensor = "distributed";
   c.muon_transient = 1 << 20;
   c.explain_plan = true;
+  c.soap_max_dim = 64;
+  c.soap_beta = 0.99;
+  c.soap_eps = 1e-10;
   c.seed = 18446744073709551615u;
   c.init_weights = "in file.safetensors";
   c.strict_weights = true;
@@ -223,6 +226,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,
     "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
     "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 0, "explain_plan": false,
+    "soap_max_dim": 8192, "soap_beta": 0.95, "soap_eps": 1e-08,
     "device": "cpu", "comm": "local", "bootstrap": "env", "mpi_library_order": false, "nccl_exact_order": false, "nccl_check_calls": false,
     "nccl_register_buffers": false, "nccl_windows": false, "nccl_nvls": false, "tf32": false, "symmetric_products": "auto", "attention": "auto", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
     "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "save_retry": "10m", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
@@ -332,7 +336,7 @@ TEST(Config, MuonFlagsAreCheckedTogether) {
   EXPECT_THAT(refusal({"--muon-working", "bf16", "--ns-form", "gram"}), HasSubstr("fp16 or fp32"));
   EXPECT_THAT(refusal({"--route", "fc"}), HasSubstr("REGEX=muon"));
   EXPECT_THAT(refusal({"--route", "(=muon"}), HasSubstr("--route"));
-  EXPECT_THAT(refusal({"--route", "fc=sgd"}), HasSubstr("adamw or muon"));
+  EXPECT_THAT(refusal({"--route", "fc=sgd"}), HasSubstr("adamw, muon or soap"));
   EXPECT_EQ(parse({"--optimizer", "muon", "--ns-coefficients", "2,-1.5,0.5", "--ns-steps", "4", "--ns-form",
                    "gram", "--ns-restart", "2"})
                 .ns_steps,
@@ -349,6 +353,20 @@ TEST(Config, MuonFlagsWithoutMuonAreRefusedAndInAFileTheyMayWait) {
   const TemporaryFolder folder;
   const std::string file = folder.write("run.txtpb", "optimizer: \"muon\" muon_mode: \"owner\"");
   EXPECT_EQ(parse({"--config", file, "--optimizer", "adamw"}).muon_mode, "owner");
+}
+
+TEST(Config, SoapFlagsWithoutSoapAreRefused) {
+  EXPECT_THAT(refusal({"--soap-max-dim", "64"}),
+              HasSubstr("no parameter goes to SOAP; give --optimizer soap"));
+  EXPECT_THAT(refusal({"--optimizer", "muon", "--soap-beta", "0.9"}), HasSubstr("--soap-beta"));
+  EXPECT_THAT(refusal({"--optimizer", "soap", "--muon-mode", "owner"}),
+              HasSubstr("no parameter goes to Muon"));
+  EXPECT_THAT(refusal({"--optimizer", "soap", "--soap-beta", "1"}),
+              HasSubstr("--soap-beta 1: must be less than 1"));
+  EXPECT_THAT(refusal({"--optimizer", "soap", "--soap-eps", "0"}),
+              HasSubstr("--soap-eps 0: must be greater than 0"));
+  EXPECT_EQ(parse({"--optimizer", "soap", "--soap-max-dim", "64", "--explain-plan"}).soap_max_dim, 64);
+  EXPECT_EQ(parse({"--route", "fc=soap", "--soap-max-dim", "64"}).soap_max_dim, 64);
 }
 
 TEST(Config, VersionNamesTheProgramAndWhatWasBuiltIn) {
