@@ -138,6 +138,11 @@ void arithmetic(Suite& suite) {
     const ops::StridedView turned = ops::permuted(ops::dense(x.view({cols, rows})), {1, 0});
     suite.bytes("transpose", shape, 2 * pass, [&] { map(MapFunction::copy, {turned}); });
     suite.bytes("add a transpose", shape, 3 * pass, [&] { map(MapFunction::add, {y, turned}); });
+    const Tensor heads = x.view({rows / 256, 256, cols / 64, 64}),
+                 by_head = out.view({rows / 256, cols / 64, 256, 64});
+    suite.bytes("permute heads", shape, 2 * pass, [&] {
+      ops::map(s, MapFunction::copy, ops::dense(by_head), {ops::permuted(ops::dense(heads), {0, 2, 1, 3})});
+    });
     suite.bytes("sum of rows", shape, pass,
                 [&] { ops::reduce_dim(s, Reduction::sum, sums, x, rows, cols, 1); });
     suite.bytes("sum of columns", shape, pass,
