@@ -13,15 +13,6 @@ namespace {
 
 using detail::like;
 
-Gradient scaled(Stream& s, const Gradient& g, float factor, const Tensor& shape_of) {
-  if (g.constant()) return Gradient::constant(*g.constant() * factor);
-  const Tensor dy = g.tensor(shape_of);
-  Tensor dx = like(dy);
-  ops::copy(s, dx, dy);
-  ops::scale(s, dx, factor);
-  return dx;
-}
-
 Var sum_of(const Var& x, float factor) {
   const Tensor in = x.value();
   return function(
@@ -37,58 +28,6 @@ Var sum_of(const Var& x, float factor) {
 }
 
 }  // namespace
-
-Var add(const Var& a, const Var& b) {
-  return function(
-      {a, b},
-      [&](Stream& s) {
-        Tensor y = like(a.value());
-        ops::add(s, y, a.value(), b.value());
-        return y;
-      },
-      [](Stream&, const BackwardCall& call) -> std::vector<Gradient> {
-        return {call.output(), call.output()};
-      });
-}
-
-Var multiply(const Var& a, const Var& b) {
-  const Tensor x = a.value(), y = b.value();
-  if (x.shape() != y.shape())
-    throw ShapeMismatch("multiply: the shapes " + to_string(x.shape()) + " and " + to_string(y.shape()) +
-                        " differ; they must be one");
-  return function(
-      {a, b},
-      [&](Stream& s) {
-        Tensor z = like(x);
-        ops::multiply(s, z, x, y);
-        return z;
-      },
-      [x, y](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        const Tensor dz = call.output().tensor(x);
-        const auto times = [&](size_t i, const Tensor& other) -> Gradient {
-          if (!call.wants(i)) return {};
-          Tensor d = like(dz);
-          ops::multiply(s, d, dz, other);
-          return d;
-        };
-        return {times(0, y), times(1, x)};
-      });
-}
-
-Var scale(const Var& x, float factor) {
-  return function(
-      {x},
-      [&](Stream& s) {
-        Tensor y = like(x.value());
-        ops::copy(s, y, x.value());
-        ops::scale(s, y, factor);
-        return y;
-      },
-      [factor](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        const Gradient& dy = call.output();
-        return {scaled(s, dy, factor, dy.constant() ? Tensor() : dy.tensor())};
-      });
-}
 
 Var cast(const Var& x, DType dtype) {
   if (x.dtype() == dtype) return x;

@@ -1,19 +1,12 @@
-// Elementwise sums, factors and means.
+// Factors, conversions, sums and means of all elements.
 #pragma once
 
-#include <sherd/nn/function.h>
+#include <sherd/nn/algebra.h>
 
 namespace sherd::nn {
 
-/// Returns a + b, of one shape and dtype.
-Var add(const Var& a, const Var& b);
-inline Var operator+(const Var& a, const Var& b) { return add(a, b); }
-/// Returns a * b element by element, of one shape and dtype. Saves both.
-Var multiply(const Var& a, const Var& b);
-inline Var operator*(const Var& a, const Var& b) { return multiply(a, b); }
 /// Returns factor * x.
-Var scale(const Var& x, float factor);
-inline Var operator*(float factor, const Var& x) { return scale(x, factor); }
+inline Var scale(const Var& x, float factor) { return multiply(x, static_cast<double>(factor)); }
 /// Returns the elements in another dtype, f32 or bf16, each rounded once; x itself if it has that dtype. The
 /// gradient is converted likewise.
 Var cast(const Var& x, DType dtype);

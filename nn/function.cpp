@@ -56,9 +56,9 @@ std::vector<Var> functions(const std::vector<Var>& inputs,
                            std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
                            const std::vector<Parameter>& parameters, const char* name) {
   const auto first = std::find_if(inputs.begin(), inputs.end(), [](const Var& x) { return x.defined(); });
-  if (first == inputs.end())
-    throw InvalidArgument(fmt::format("{}: a function needs an input that is defined", name));
-  Stream& stream = first->stream();
+  if (first == inputs.end() && parameters.empty())
+    throw InvalidArgument(fmt::format("{}: a function needs an input that is defined, or a parameter", name));
+  Stream& stream = first != inputs.end() ? first->stream() : parameters[0].data().device().compute();
   std::vector<Tensor> outputs = with_names("", name, inputs, parameters, [&] { return forward(stream); });
   Tape* const tape = detail::tape_of(inputs, parameters);
   if (tape == nullptr) return {outputs.begin(), outputs.end()};

@@ -2,7 +2,12 @@
 #pragma once
 
 #include <sherd/nn/activation.h>
+#include <sherd/nn/algebra.h>
 #include <sherd/nn/attention.h>
+#include <sherd/nn/batch_norm.h>
+#include <sherd/nn/composites.h>
+#include <sherd/nn/convolution.h>
+#include <sherd/nn/dot_product_attention.h>
 #include <sherd/nn/dropout.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/embedding.h>
@@ -14,6 +19,7 @@
 #include <sherd/nn/latent_attention.h>
 #include <sherd/nn/linear.h>
 #include <sherd/nn/loss.h>
+#include <sherd/nn/matmul.h>
 #include <sherd/nn/models/causal_model.h>
 #include <sherd/nn/models/presets.h>
 #include <sherd/nn/models/stored_names.h>
@@ -21,9 +27,12 @@
 #include <sherd/nn/norm.h>
 #include <sherd/nn/qk_norm.h>
 #include <sherd/nn/recompute.h>
+#include <sherd/nn/reductions.h>
 #include <sherd/nn/rope.h>
 #include <sherd/nn/routing.h>
 #include <sherd/nn/rows.h>
 #include <sherd/nn/sequence_parallel.h>
+#include <sherd/nn/shapes.h>
 #include <sherd/nn/tensor_parallel.h>
+#include <sherd/nn/value.h>
 #include <sherd/nn/vocab_parallel.h>

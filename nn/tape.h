@@ -60,7 +60,8 @@ using Backward = std::function<std::vector<Gradient>(const BackwardCall&)>;
 ///
 /// backward() runs through the whole tape, last operation first, and drops each after use. So a tape has one
 /// backward: objectives of one graph are added up, and graphs with separate backwards (the two players of a
-/// GAN) have separate tapes. Saved activations are freed on the way.
+/// GAN) have separate tapes. Saved activations are freed on the way. Gradients are constants: an objective of
+/// gradients alone is refused by backward(), as the tape has no second derivatives.
 ///
 /// Wrapped modules (fully_shard) unshard their unit for the part of the backward that belongs to one of their
 /// calls: from the first operation that has a gradient until all operations of the call are done. The unit's

@@ -216,7 +216,9 @@ void Tape::backward(const Var& objective, Gradient seed) {
             : "backward() of a value on another tape");
   if (!objective.requires_grad())
     throw InvalidArgument(
-        "backward() of a value that depends on no parameter and no leaf, or was computed inside NoGrad");
+        "backward() of a value that depends on no parameter and no leaf, or was computed inside NoGrad; "
+        "gradients "
+        "are constants: the tape has no second derivatives");
   if (objective.run_ != run_ || values_.empty())
     throw InvalidArgument(
         "a second backward() over operations that the first has freed; run the forward again, or add the "

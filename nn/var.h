@@ -6,6 +6,10 @@
 
 #include <sherd/kernels/device/tensor.h>
 
+namespace sherd {
+class Parameter;
+}
+
 namespace sherd::nn {
 
 class Tape;
@@ -22,6 +26,8 @@ class Var {
   Var() = default;
   /// Makes a constant, without a tape.
   Var(Tensor value) : value_(std::move(value)) {}
+  /// Makes the value of a parameter inside the forward of its model: see value().
+  Var(const Parameter& p);
 
   bool defined() const { return value_.defined(); }
   const Tensor& value() const { return value_; }

@@ -116,6 +116,43 @@ void rows_of_activations(Suite& suite) {
   suite.bytes("gelu backward", shape, 6 * n, [&] { ops::gelu_backward(s, y, dy, x); });
 }
 
+/// One elementwise and one reduction engine: dense, repeated and transposed operands.
+void arithmetic(Suite& suite) {
+  Stream& s = suite.stream();
+  const int64_t rows = suite.full() ? 32768 : 4096, cols = 4096;
+  for (const DType t : {DType::f32, DType::bf16}) {
+    const double pass = static_cast<double>(rows * cols) * static_cast<double>(size_of(t));
+    const std::string shape = fmt::format("{} x {} {}", rows, cols, name_of(t));
+    const Tensor x = suite.random({rows, cols}, t), y = suite.random({rows, cols}, t);
+    const Tensor out = suite.zeros({rows, cols}, t), row = suite.random({cols}, t);
+    const Tensor sums = suite.zeros({rows}, t), columns = suite.zeros({cols}, t);
+    const auto map = [&](MapFunction f, const std::vector<ops::MapInput>& in) {
+      ops::map(s, f, ops::dense(out), in);
+    };
+    suite.bytes("add", shape, 3 * pass, [&] { map(MapFunction::add, {x, y}); });
+    suite.bytes("exp", shape, 2 * pass, [&] { map(MapFunction::exp, {x}); });
+    suite.bytes("tanh", shape, 2 * pass, [&] { map(MapFunction::tanh, {x}); });
+    suite.bytes("add a row", shape, 2 * pass, [&] {
+      map(MapFunction::add, {x, ops::broadcast(ops::dense(row), {rows, cols})});
+    });
+    const ops::StridedView turned = ops::permuted(ops::dense(x.view({cols, rows})), {1, 0});
+    suite.bytes("transpose", shape, 2 * pass, [&] { map(MapFunction::copy, {turned}); });
+    suite.bytes("add a transpose", shape, 3 * pass, [&] { map(MapFunction::add, {y, turned}); });
+    const Tensor heads = x.view({rows / 256, 256, cols / 64, 64}),
+                 by_head = out.view({rows / 256, cols / 64, 256, 64});
+    suite.bytes("permute heads", shape, 2 * pass, [&] {
+      ops::map(s, MapFunction::copy, ops::dense(by_head), {ops::permuted(ops::dense(heads), {0, 2, 1, 3})});
+    });
+    suite.bytes("sum of rows", shape, pass,
+                [&] { ops::reduce_dim(s, Reduction::sum, sums, x, rows, cols, 1); });
+    suite.bytes("sum of columns", shape, pass,
+                [&] { ops::reduce_dim(s, Reduction::sum, columns, x, 1, rows, cols); });
+    suite.bytes("maximum of rows", shape, pass,
+                [&] { ops::reduce_dim(s, Reduction::max, sums, x, rows, cols, 1); });
+    s.synchronize();  // the tensors go
+  }
+}
+
 void losses(Suite& suite) {
   Stream& s = suite.stream();
   const int64_t rows = suite.full() ? 8192 : 512, vocab = suite.full() ? 50304 : 2048;
@@ -206,7 +243,7 @@ Row measure_gemm(Device& device, const DeviceBench& bench, DType dtype) {
 void run_device(const DeviceBench& bench) {
   const auto device = make_device(bench);
   Suite suite(bench, *device);
-  for (const auto part : {optimizers, rows_of_activations, losses, attention}) {
+  for (const auto part : {optimizers, rows_of_activations, arithmetic, losses, attention}) {
     part(suite);
     device->compute().synchronize();
   }

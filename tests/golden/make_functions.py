@@ -1,25 +1,16 @@
 """Writes functions.json beside this file: inputs, outputs and gradients of every function of nn/, by PyTorch in f64.
 
     python tests/golden/make_functions.py
-
-Inputs and outputs' gradients are odd multiples of 1/64, so f32 holds them exactly and none is 0.
 """
-
-import json
-import pathlib
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from cases import Cases
 
-torch.set_default_dtype(torch.float64)
-torch.set_num_threads(1)
-rng = np.random.default_rng(20260101)
+FUNCTIONS = Cases(20260101)
+grid = FUNCTIONS.grid
 RMS_EPS, LAYER_EPS = float(np.float32(1e-6)), float(np.float32(1e-5))
-
-
-def grid(*shape):
-    return torch.tensor((2 * rng.integers(-48, 48, size=shape) + 1) / 64.0)
 
 
 def attention(qkv, batch, heads):
@@ -137,28 +128,4 @@ CASES = {
     "split_columns": ([grid(5, 7)], [], [], lambda x, w, n: x[0].split([2, 1, 4], dim=1)),
 }
 
-
-def stored(t):
-    return {"shape": list(t.shape), "values": t.detach().flatten().tolist()}
-
-
-def case(inputs, parameters, integers, function):
-    leaves = [t.requires_grad_() for t in inputs + parameters]
-    outputs = function(inputs, parameters, integers)
-    outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
-    seeds = [grid(*y.shape) for y in outputs]
-    gradients = torch.autograd.grad(outputs, leaves, seeds)
-    return {
-        "inputs": [stored(t) for t in inputs],
-        "parameters": [stored(t) for t in parameters],
-        "integers": [stored(t) for t in integers],
-        "outputs": [stored(t) for t in outputs],
-        "output_gradients": [stored(t) for t in seeds],
-        "gradients": [stored(t) for t in gradients],  # of the inputs, then of the parameters
-    }
-
-
-lines = [f'"{name}": {json.dumps(case(*parts))}' for name, parts in CASES.items()]
-text = '{"torch": "%s",\n"cases": {\n%s\n}}\n' % (torch.__version__, ",\n".join(lines))
-json.loads(text)
-pathlib.Path(__file__).with_name("functions.json").write_text(text)
+FUNCTIONS.write("functions", CASES)

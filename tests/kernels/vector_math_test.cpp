@@ -30,5 +30,30 @@ TEST(VectorMath, Sigmoid) {
   EXPECT_EQ(sigmoid_fast(kInf), 1);
 }
 
+TEST(VectorMath, LogIsAccurate) {
+  for (float x = 1e-44f; x < 1e38f; x *= 1.0137f) {
+    const double want = std::log(double(x));
+    ASSERT_NEAR(double(log_fast(x)), want, 2e-7 * std::abs(want) + 0x1p-25) << x;
+  }
+  EXPECT_EQ(log_fast(1), 0);
+}
+
+TEST(VectorMath, LogAtItsEdges) {
+  EXPECT_EQ(log_fast(0), -kInf);
+  EXPECT_EQ(log_fast(kInf), kInf);
+  EXPECT_TRUE(std::isnan(log_fast(-1)));
+  EXPECT_TRUE(std::isnan(log_fast(-kInf)));
+  EXPECT_TRUE(std::isnan(log_fast(std::nanf(""))));
+}
+
+TEST(VectorMath, Tanh) {
+  for (float x = -20; x < 20; x += 0.00137f)
+    ASSERT_NEAR(double(tanh_fast(x)), std::tanh(double(x)), 4e-7 * std::abs(std::tanh(double(x)))) << x;
+  for (float x = 1e-30f; x < 1; x *= 1.5f) ASSERT_NEAR(tanh_fast(x) / std::tanh(double(x)), 1, 4e-7) << x;
+  EXPECT_EQ(tanh_fast(kInf), 1);
+  EXPECT_EQ(tanh_fast(-kInf), -1);
+  EXPECT_TRUE(std::isnan(tanh_fast(std::nanf(""))));
+}
+
 }  // namespace
 }  // namespace sherd::cpu

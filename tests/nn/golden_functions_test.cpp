@@ -1,4 +1,4 @@
-// Every function against PyTorch (tests/golden/functions.json; its README says how that is made), and its
+// Every function against PyTorch (tests/golden/functions.json and algebra.json; the README says how they are made), and its
 // gradients against differences of its own value in f64.
 #include <gtest/gtest.h>
 
@@ -13,6 +13,7 @@
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/nn/nn.h>
 
+#include "golden_cases.h"
 #include "loose_parameters.h"
 
 namespace sherd::test {
@@ -20,13 +21,6 @@ namespace {
 
 using nn::Var;
 using Doubles = std::vector<double>;
-
-struct Arguments {
-  std::vector<Var> x;
-  std::vector<Parameter> w;
-  std::vector<Tensor> n;
-};
-using Function = std::function<std::vector<Var>(const Arguments&)>;
 
 Var of_rising_target(const Var& x) {
   Tensor target = Tensor::empty(x.device(), x.shape(), x.dtype(), "test");
@@ -42,10 +36,10 @@ Var second_call(const Var& x) {
   return nn::dropout(x, 0.25f, random, "blocks.0.mlp");
 }
 
-const std::map<std::string, Function>& all_functions() {
-  using A = const Arguments&;
+const GoldenTable& plain_functions() {
+  using A = const GoldenArguments&;
   using Vars = std::vector<Var>;
-  static const std::map<std::string, Function> all = {
+  static const GoldenTable all = {
       {"linear", [](A a) -> Vars { return {nn::linear(a.x[0], a.w[0])}; }},
       {"linear_bias", [](A a) -> Vars { return {nn::linear(a.x[0], a.w[0], a.w[1])}; }},
       {"linear_gelu", [](A a) -> Vars { return {nn::linear_gelu(a.x[0], a.w[0])}; }},
@@ -93,10 +87,23 @@ const std::map<std::string, Function>& all_functions() {
   return all;
 }
 
-const nlohmann::json& golden_functions() {
-  static const nlohmann::json file =
-      nlohmann::json::parse(std::ifstream(std::string(GOLDEN_FOLDER) + "/functions.json"));
-  return file;
+const GoldenTable& all_functions() {
+  static const GoldenTable all = [] {
+    GoldenTable both = plain_functions();
+    both.insert(algebra_functions().begin(), algebra_functions().end());
+    return both;
+  }();
+  return all;
+}
+
+const nlohmann::json& golden_cases() {
+  static const nlohmann::json cases = [] {
+    nlohmann::json all;
+    for (const char* name : {"/functions.json", "/algebra.json"})
+      all.update(nlohmann::json::parse(std::ifstream(std::string(GOLDEN_FOLDER) + name))["cases"]);
+    return all;
+  }();
+  return cases;
 }
 
 void write(const Tensor& t, const Doubles& values) {
@@ -126,7 +133,7 @@ class Case {
   Case(const std::string& name, DType dtype)
       : device_(make_cpu_device({.kernels = dtype == DType::f64 ? "reference" : "cpu"})),
         f_(all_functions().at(name)),
-        file_(golden_functions()["cases"][name]) {
+        file_(golden_cases()[name]) {
     for (auto& t : file_["inputs"]) inputs_.push_back(tensor(t, dtype));
     for (auto& t : file_["parameters"]) weights_.push_back(tensor(t, dtype));
     for (auto& t : file_["integers"]) arguments_.n.push_back(tensor(t, DType::i32));
@@ -183,17 +190,18 @@ class Case {
   }
   std::vector<Var> run(nn::Tape& tape) {
     arguments_.x.clear();
+    parameters_.record_on(&tape);
     for (const Tensor& x : inputs_) arguments_.x.push_back(tape.leaf(x));
     if (inputs_.empty()) arguments_.x.push_back(tape.input(arguments_.n.at(0)));  // tokens
     return f_(arguments_);
   }
 
   std::shared_ptr<Device> device_;
-  Function f_;
+  GoldenFunction f_;
   const nlohmann::json& file_;
   LooseParameters parameters_;
   std::vector<Tensor> inputs_, weights_, seeds_;
-  Arguments arguments_;
+  GoldenArguments arguments_;
 };
 
 double largest(const Doubles& v) {
@@ -271,7 +279,7 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenFunctions, ::testing::ValuesIn(names()),
 
 TEST(GoldenFunctionsFile, HasACaseForEachFunction) {
   std::vector<std::string> cases;
-  for (auto& [name, c] : golden_functions()["cases"].items()) cases.push_back(name);
+  for (auto& [name, c] : golden_cases().items()) cases.push_back(name);
   EXPECT_EQ(cases, names());  // both sorted
 }
 

@@ -20,6 +20,10 @@ class LooseParameters : public ParameterViews {
     return Parameter("loose." + std::to_string(index), weights.shape(), *this, index);
   }
 
+  /// Functions of these parameters alone are recorded there, as inside a recorded forward of their model.
+  void record_on(ForwardRecorder* recorder) { recorder_ = recorder; }
+  ForwardRecorder* recorder() const override { return recorder_; }
+
   Tensor data(int p) const override { return weights_[static_cast<size_t>(p)]; }
   Tensor grad(int p) override {
     const GradTarget to = grad_for_overwrite(p);
@@ -42,6 +46,7 @@ class LooseParameters : public ParameterViews {
 
  private:
   std::vector<Tensor> weights_, gradients_;
+  ForwardRecorder* recorder_ = nullptr;
 };
 
 }  // namespace sherd::test

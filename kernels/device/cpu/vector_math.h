@@ -46,4 +46,43 @@ inline float exp_fast(float x) {
 /// 1/(1 + e^-x)
 inline float sigmoid_fast(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
 
+/// ln x to within 2e-7 relative, or 2^-25 absolute near 1; -infinity at 0, NaN below; NaN stays NaN.
+inline float log_fast(float x) {
+  const bool tiny = x < std::numeric_limits<float>::min();  // subnormal: scaled by 2^23
+  const float scaled = tiny ? x * 8388608.0f : x;
+  // x = 2^n (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2).
+  const int32_t u = std::bit_cast<int32_t>(scaled), n = (u - 0x3f3504f3) >> 23;
+  const float f = std::bit_cast<float>(u - (n << 23)) - 1.0f, e = float(n) - (tiny ? 23.0f : 0.0f);
+  // ln(1 + f) = f - f^2/2 + f^3 p(f); p interpolates at Chebyshev nodes, error below 1e-8 of the logarithm.
+  float p = -0.08101559f;
+  p = mul_add(p, f, 0.12712307f);
+  p = mul_add(p, f, -0.12972239f);
+  p = mul_add(p, f, 0.14202175f);
+  p = mul_add(p, f, -0.16642247f);
+  p = mul_add(p, f, 0.20001468f);
+  p = mul_add(p, f, -0.25000298f);
+  p = mul_add(p, f, 0.33333328f);
+  float y = mul_add(p * f, f * f, e * -2.12194440e-4f);
+  y = mul_add(-0.5f * f, f, y) + f;
+  y = mul_add(e, 0.693359375f, y);
+  y = x == 0.0f ? -std::numeric_limits<float>::infinity() : y;
+  y = x > std::numeric_limits<float>::max() ? x : y;
+  return x < 0.0f || x != x ? std::numeric_limits<float>::quiet_NaN() : y;
+}
+
+/// tanh x to within 4e-7 relative; NaN stays NaN.
+inline float tanh_fast(float x) {
+  const float a = x < 0.0f ? -x : x, z = x * x;
+  // Near 0, x + x^3 p(x^2); p interpolates at Chebyshev nodes, error below 1e-9.
+  float p = 0.0022958412f;
+  p = mul_add(p, z, -0.0083469804f);
+  p = mul_add(p, z, 0.021769961f);
+  p = mul_add(p, z, -0.053959407f);
+  p = mul_add(p, z, 0.13333304f);
+  p = mul_add(p, z, -0.33333334f);
+  const float near = mul_add(x * z, p, x);
+  const float far = 1.0f - 2.0f / (exp_fast(2.0f * a) + 1.0f);
+  return a < 0.625f ? near : x < 0.0f ? -far : far;
+}
+
 }  // namespace sherd::cpu

@@ -51,6 +51,22 @@ TEST_F(Threads, Rope) {
   }
 }
 
+TEST_F(Threads, StridedAndReduction) {
+  for (DType t : kTypes) {
+    expect_same_bits([t](Lab& lab) {
+      const Tensor x = lab.random({7, 83, 301}, 1, t), row = lab.random({301}, 2, t);
+      const Tensor turned = lab.empty({301, 7, 83}, t), sum = lab.empty(x.shape(), t);
+      ops::map(lab.s, MapFunction::tanh, ops::dense(turned), {ops::permuted(ops::dense(x), {2, 0, 1})});
+      ops::map(lab.s, MapFunction::divide, ops::dense(sum), {x, ops::broadcast(ops::dense(row), x.shape())});
+      const Tensor all = lab.empty({1}), columns = lab.empty({83, 301});
+      ops::reduce_dim(lab.s, Reduction::sum, all, x, 1, x.numel(), 1);
+      ops::reduce_dim(lab.s, Reduction::sum, columns, x, 1, 7, 83 * 301);
+      lab.s.synchronize();  // before the temporaries' memory is reused
+      return Outputs{turned, sum, all, columns};
+    });
+  }
+}
+
 TEST_F(Threads, EmbeddingAndLoss) {
   for (DType t : kTypes) {
     expect_same_bits([t](Lab& lab) {

@@ -1,0 +1,79 @@
+#include <sherd/nn/batch_norm.h>
+
+#include <fmt/format.h>
+
+#include <sherd/nn/detail/memory.h>
+#include <sherd/nn/kernels/strided/strided.h>
+#include <sherd/nn/reductions.h>
+#include <sherd/nn/shapes.h>
+
+namespace sherd::nn {
+namespace {
+
+/// [channels] as a value that repeats along all dimensions of x but the second.
+Var by_channel(const Var& v, const Var& x) {
+  Shape shape(x.shape().size(), 1);
+  shape.at(1) = x.size(1);
+  return reshape(v, std::move(shape));
+}
+
+Var normalised(const Var& x, const Var& mean, const Var& variance, double eps) {
+  return (x - mean) / sqrt(variance + eps);
+}
+
+/// running += momentum * (factor * batch - running), in f32.
+void follow(Stream& s, const Tensor& running, const Tensor& batch, double factor, double momentum) {
+  const Tensor b = detail::as_dtype(s, batch, DType::f32).view(running.shape());
+  const Tensor part = detail::like(running);
+  ops::map(s, MapFunction::multiply, ops::dense(running), {running, 1 - momentum});
+  ops::map(s, MapFunction::multiply, ops::dense(part), {b, factor * momentum});
+  ops::map(s, MapFunction::add, ops::dense(running), {running, part});
+}
+
+void check_running(const Var& x, const BatchNormOptions& o) {
+  const bool both = o.running_mean.defined() && o.running_variance.defined();
+  if (x.shape().size() < 2)
+    throw ShapeMismatch("batch_norm: x is " + to_string(x.shape()) + ", must be [n, channels, ...]");
+  if ((o.running_mean.defined() != o.running_variance.defined()) || (!o.training && !both))
+    throw InvalidArgument(
+        "batch_norm: running statistics are missing; give running_mean and running_variance, or train "
+        "without both");
+  for (const Tensor& t : {o.running_mean, o.running_variance})
+    if (t.defined() && (t.dtype() != DType::f32 || t.shape() != Shape{x.size(1)}))
+      throw InvalidArgument(fmt::format("batch_norm: running statistics are {} {}; must be f32 [{}]",
+                                        name_of(t.dtype()), to_string(t.shape()), x.size(1)));
+}
+
+}  // namespace
+
+Var batch_norm(const Var& x, const Var& w, const Var& bias, const BatchNormOptions& o) {
+  check_running(x, o);
+  if (!o.training) {
+    const auto stored = [&](const Tensor& t) {
+      return by_channel(detail::as_dtype(x.stream(), t, x.dtype()), x);
+    };
+    return normalised(x, stored(o.running_mean), stored(o.running_variance), o.eps) * by_channel(w, x) +
+           by_channel(bias, x);
+  }
+  std::vector<int64_t> dims{0};
+  for (int64_t d = 2; d < x.value().dim(); ++d) dims.push_back(d);
+  const Var m = mean(x, dims, true), v = variance(x, dims, true);
+  if (o.running_mean.defined() && x.tape() != nullptr && x.tape()->training() && !x.tape()->recomputing()) {
+    const double n = static_cast<double>(x.numel()) / static_cast<double>(x.size(1));
+    follow(x.stream(), o.running_mean, m.value(), 1, o.momentum);
+    follow(x.stream(), o.running_variance, v.value(), n > 1 ? n / (n - 1) : 1, o.momentum);
+  }
+  return normalised(x, m, v, o.eps) * by_channel(w, x) + by_channel(bias, x);
+}
+
+Var group_norm(const Var& x, int64_t groups, const Var& w, const Var& bias, double eps) {
+  if (x.shape().size() < 2 || groups < 1 || x.size(1) % groups != 0)
+    throw InvalidArgument(fmt::format(
+        "group_norm: {} groups of x {}; x must be [n, channels, ...] with channels that the groups divide",
+        groups, to_string(x.shape())));
+  const Var parts = reshape(x, {x.size(0), groups, -1});
+  const Var y = normalised(parts, mean(parts, {2}, true), variance(parts, {2}, true), eps);
+  return reshape(y, x.shape()) * by_channel(w, x) + by_channel(bias, x);
+}
+
+}  // namespace sherd::nn
