@@ -21,11 +21,14 @@ __device__ float neutral() {
   return kOp == Reduction::sum ? 0.0f : -INFINITY;
 }
 
+/// As ReductionArgs::chunks(), which is the host's.
+__device__ int64_t chunks_of(const ReductionArgs& a) { return (a.n + a.chunk - 1) / a.chunk; }
+
 /// Rows of contiguous elements (inner = 1), kThreads threads for a chunk of one.
 template <Reduction kOp, class T, class Out, int kThreads>
 __global__ void __launch_bounds__(kBlockThreads<kThreads>) reduce_rows(ReductionArgs a) {
   const RowThread<kThreads> place;
-  const int64_t chunks = a.chunks(), tasks = a.outer * chunks;
+  const int64_t chunks = chunks_of(a), tasks = a.outer * chunks;
   const bool inside = place.row < tasks;
   float part = neutral<kOp>();
   if (inside) {
@@ -45,7 +48,7 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) reduce_rows(Reduction
 /// A thread for each column of a chunk.
 template <Reduction kOp, class T, class Out>
 __global__ void __launch_bounds__(256) reduce_columns(ReductionArgs a) {
-  const int64_t chunks = a.chunks(), count = a.outer * chunks * a.inner;
+  const int64_t chunks = chunks_of(a), count = a.outer * chunks * a.inner;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
     const int64_t task = i / a.inner, from = task % chunks * a.chunk;
