@@ -43,8 +43,8 @@ class WholeMatrices : public UpdateRule {
                                                  const MomentumOptions& options = {});
   /// Makes communicators, and compares the plans' fingerprints once. Collective.
   /// @throws ShapeMismatch naming every item that is neither a matrix nor a stack of them; InvalidArgument
-  /// naming all invalid options and weight decays, or when a forced mode is not possible; ShapeMismatch on
-  /// every rank when ranks planned differently.
+  /// naming all invalid options, weight decays, and keys and shapes of the rule's state, or when a forced mode is not
+  /// possible; ShapeMismatch on every rank when ranks planned differently.
   /// @param refinement processes the results in place of the rule's scale, for an optimizer on top of this one; null:
   /// none. Outlives it; the same on every rank.
   WholeMatrices(Device& device, std::vector<UpdateItem> items, std::shared_ptr<MatrixRule> rule,
