@@ -137,7 +137,7 @@ void take_planned(PlanRequest& r, const std::string& name, RunFlags& run, const 
   r.pipeline = static_cast<int>(pipeline);
   r.notes.push_back(
       r.shape->kv_lora > 0
-          ? fmt::format("{} is planned by a model of its own: attention that pads no values, pipelines", name)
+          ? fmt::format("{} is planned by a model of its own, whose attention pads no values", name)
           : fmt::format("{} is planned only: its attention has no kernel here", name));
   const int64_t ep = number_above_zero(run.take("--expert-parallel"), "--expert-parallel");
   const int64_t world = run.number("--ranks", 1);

@@ -131,6 +131,8 @@ TEST(Config, ExpertsFitTheRanks) {
                           HasSubstr("--expert-parallel 3: must divide --ranks 4")));
   EXPECT_THAT(refusal({"--experts", "4", "--tp", "2", "--ranks", "2"}),
               HasSubstr("--tp 2: blocks with --experts"));
+  EXPECT_THAT(refusal({"--experts", "4", "--moe-bias-speed", "0.001"}),
+              HasSubstr("--moe-bias-speed 0.001: the experts of --experts have no selection bias"));
   EXPECT_EQ(parse({"--experts", "1", "--expert-top-k", "1"}).experts, 1);
   const TrainConfig c =
       parse({"--experts", "6", "--expert-parallel", "2", "--ranks", "4", "--replicas", "4"});

@@ -55,6 +55,7 @@ TrainConfig other_config() {
   c.expert_parallel = 4;
   c.expert_top_k = 1;
   c.moe_aux = 0.5;
+  c.moe_bias_speed = 0.25;
   c.route = "fc=adamw;head=muon;proj=soap";
   c.muon_mode = "owner";
   c.muon_allow_inexact = true;
@@ -171,6 +172,7 @@ std::vector<TrainConfig> other_runs() {
   for (TrainConfig* c : {&cut, &experts}) {
     c->eval_only = c->sample_only = c->from_scratch = false;  // both of them train
     c->sequence_parallel = false;                             // of models
+    c->moe_bias_speed = standard.moe_bias_speed;              // of models
     for (std::string* of_models : {&c->tokens, &c->model, &c->export_hf, &c->prompt_tokens, &c->tokenizer})
       of_models->clear();
   }
@@ -217,7 +219,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "ranks": 1, "replicas": 1, "tp": 1, "sequence_parallel": false, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged", "bucket_size": 40000000,
     "reshard_after_forward": true, "prefetch": 1, "recompute": "none",
     "model": "", "from_scratch": false, "strict_weights": false, "dim": 128, "layers": 4, "heads": 4,
-    "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
+    "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "moe_bias_speed": 0.0, "seed": 0, "init_weights": "",
     "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "min_lr": null, "decay_steps": 0,
     "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-08, "weight_decay": 0.1,
     "grad_clip": 1.0, "skip_non_finite": true, "max_skipped_steps": 10, "precision": "fp32", "route": "",
