@@ -38,17 +38,18 @@ TEST(Outputs, EverythingThatCannotBeWrittenIsNamedAtOnce) {
   c.save = folder.write("file", "") + "/below";
   c.metrics = folder.path();
   c.log_dir = folder / "file/events";
-  c.loss_svg = "/nowhere/loss.svg";
-  c.trace = "/nowhere/trace.json";
+  c.loss_svg = "/proc/nowhere/loss.svg";
+  c.trace = "/proc/nowhere/trace.json";
   c.timeline = "/dev/null";
-  c.export_weights = "/nowhere/w.safetensors";
+  c.export_weights = "/proc/nowhere/w.safetensors";
   c.export_hf = folder / "file";
-  EXPECT_THAT(message_of<IoError>([&] { check_outputs(c); }),
-              AllOf(HasSubstr("--save " + c.save + ": " + (folder / "file") + " exists and is not a folder"),
-                    HasSubstr("--metrics " + c.metrics), HasSubstr("--log-dir " + c.log_dir),
-                    HasSubstr("--loss-svg /nowhere/loss.svg"), HasSubstr("--trace /nowhere/trace.json"),
-                    HasSubstr("--timeline /dev/null"), HasSubstr("--export-weights /nowhere/w.safetensors"),
-                    HasSubstr("--export-hf " + c.export_hf + ": it exists and is not a folder")));
+  EXPECT_THAT(
+      message_of<IoError>([&] { check_outputs(c); }),
+      AllOf(HasSubstr("--save " + c.save + ": " + (folder / "file") + " exists and is not a folder"),
+            HasSubstr("--metrics " + c.metrics), HasSubstr("--log-dir " + c.log_dir),
+            HasSubstr("--loss-svg /proc/nowhere/loss.svg"), HasSubstr("--trace /proc/nowhere/trace.json"),
+            HasSubstr("--timeline /dev/null"), HasSubstr("--export-weights /proc/nowhere/w.safetensors"),
+            HasSubstr("--export-hf " + c.export_hf + ": it exists and is not a folder")));
   c = small();
   c.save = folder / "new/run";
   c.metrics = "/dev/null";
@@ -84,7 +85,7 @@ TEST(Outputs, ThoseOfRankZeroAreLookedAtInItsProcessAlone) {
   TrainConfig c = small();
   c.device = "cuda";
   c.comm = "nccl";
-  c.metrics = "/nowhere/m.jsonl";
+  c.metrics = "/proc/nowhere/m.jsonl";
   const auto process = [](const char* rank) -> sherd::EnvironmentLookup {
     return [rank](const char* name) -> const char* {
       const std::string_view wanted = name;
@@ -92,7 +93,8 @@ TEST(Outputs, ThoseOfRankZeroAreLookedAtInItsProcessAlone) {
     };
   };
   check_outputs(c, process("1"));
-  EXPECT_THAT(message_of<IoError>([&] { check_outputs(c, process("0")); }), HasSubstr("--metrics /nowhere"));
+  EXPECT_THAT(message_of<IoError>([&] { check_outputs(c, process("0")); }),
+              HasSubstr("--metrics /proc/nowhere"));
   c.save = "/dev/null/run";
   EXPECT_THAT(message_of<IoError>([&] { check_outputs(c, process("1")); }), HasSubstr("--save"))
       << "there every rank writes";
