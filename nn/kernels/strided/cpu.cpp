@@ -17,7 +17,7 @@ namespace sherd::cpu {
 namespace {
 
 constexpr int64_t kTileElements = 1024;
-constexpr int64_t kTransposedSide = 32;  // of tiles that an operand has the other way round
+constexpr int64_t kTransposedSide = 64;  // of tiles that an operand has the other way round
 constexpr int64_t kBlockSide = 8;        // tiles of a block of those
 
 struct FloatMath {
@@ -156,13 +156,23 @@ void write_tile(T* p, Step s, Extent e, const float* buffer) {
   }
 }
 
+/// Copies rows that are contiguous on both sides; false for others.
+template <class T>
+bool copy_rows(T* to, Step out, const T* from, Step in, Extent e) {
+  if (in.col != 1 || out.col != 1) return false;
+  for (int64_t r = 0; r < e.rows; ++r) std::copy_n(from + r * in.row, e.cols, to + r * out.row);
+  return true;
+}
+
 /// Tiles [begin, end).
 template <class T, class F>
 void map_tiles(const Tiling& t, F f, int64_t begin, int64_t end) {
-  alignas(64) float buffers[1 + kMapInputs][kTileElements];
+  constexpr int64_t kMost = std::max(kTileElements, kTransposedSide * kTransposedSide);
+  alignas(64) float buffers[1 + kMapInputs][kMost];
   const MapArgs& a = t.a;
   for (int k = 0; k < kMapInputs; ++k)
-    if (a.in[k].ref.data == nullptr) std::fill_n(buffers[1 + k], kTileElements, float(a.in[k].value));
+    if (a.in[k].ref.data == nullptr)
+      std::fill_n(buffers[1 + k], t.tile.rows * t.tile.cols, float(a.in[k].value));
   Tiling::Place next = t.place(begin);
   for (int64_t i = begin; i < end; ++i) {
     const Tiling::Place here = std::exchange(next, t.place(std::min(i + 1, end - 1)));
@@ -173,14 +183,21 @@ void map_tiles(const Tiling& t, F f, int64_t begin, int64_t end) {
         if (a.in[k].ref.data)
           prefetch_tile(a.in[k].ref.template as<T>() + next.at[1 + k], t.step(a.in[k]), next.extent);
     }
+    T* const to = a.out.ref.template as<T>() + here.at[0];
+    const Step step = t.step(a.out);
+    const bool copies = a.function == MapFunction::copy && a.in[0].ref.data;
+    if (copies && copy_rows<T>(to, step, a.in[0].ref.template as<T>() + here.at[1], t.step(a.in[0]), e))
+      continue;
     const float* in[kMapInputs];
     for (int k = 0; k < kMapInputs; ++k) {
       in[k] = k < a.inputs ? buffers[1 + k] : in[0];
       if (k < a.inputs && a.in[k].ref.data)
         in[k] = read_tile(a.in[k].ref.template as<T>() + here.at[1 + k], t.step(a.in[k]), e, buffers[1 + k]);
     }
-    T* const to = a.out.ref.template as<T>() + here.at[0];
-    const Step step = t.step(a.out);
+    if (copies) {
+      write_tile(to, step, e, in[0]);
+      continue;
+    }
     float* out = buffers[0];
     if constexpr (std::is_same_v<T, float>)
       if (step.dense(e)) out = to;
