@@ -8,7 +8,7 @@
 #include <sherd/kernels/device/cpu/parallel.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
-#include "functions.h"
+#include "cpu_functions.h"
 
 // The output is cut into tiles of two dimensions that fit in the L1 cache. Operands of a tile are read into dense rows of
 // fp32, the function runs over these, and the result is written back. Dense fp32 operands are used where they are.

@@ -4,7 +4,7 @@
 
 #include <sherd/kernels/device/reference/access.h>
 
-#include "functions.h"
+#include "cpu_functions.h"
 
 namespace sherd::reference {
 namespace {
