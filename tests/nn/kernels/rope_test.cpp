@@ -84,8 +84,8 @@ TEST(Rope, MatchesReferenceInPlaceAndNot) {
 TEST(Rope, RotatesTheFirstColumnsOfWiderHeads) {
   for (const char* kernels : {kFast, "reference"})
     for (const DType t : {DType::f32, DType::bf16})
-      for (const auto& [head, rotary] :
-           std::initializer_list<std::array<int64_t, 2>>{{6, 4}, {32, 16}, {10, 2}}) {
+      for (const auto& widths : std::initializer_list<std::array<int64_t, 2>>{{6, 4}, {32, 16}, {10, 2}}) {
+        const int64_t head = widths[0], rotary = widths[1];
         Lab lab(kernels);
         const int64_t heads = 3, rows = 8, rest = 5;
         const Tensor x = lab.random({rows, heads * head + rest}, 1, t), y = lab.empty(x.shape(), t);
