@@ -56,7 +56,7 @@ void send(Stream& stream, Communicator& world, std::vector<std::byte>& bytes) {
 
 // Brings state of whole matrices together on every rank: each adds the bits of what it saves to zeros.
 Tensor sum_of_owned(Stream& stream, Communicator& world, const Wanted& w) {
-  const Tensor bits =
+  Tensor bits =
       Tensor::empty(stream.device(), {numel_of(w.shape)}, DType::i32, MemoryClass::message, "state dict");
   ops::fill(stream, bits, 0);
   for (const GlobalRun& run : w.owned->saves ? w.runs() : std::vector<GlobalRun>{})
