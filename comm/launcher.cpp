@@ -164,6 +164,7 @@ void launch_process(int ranks, const LaunchOptions& options, const Backend& back
         options.device.threads > 0 ? options.device.threads : threads_of(job.environment, ranks);
     context.device = make_device(options.device, rank, job.environment.local_rank, threads);
     context.world = backend.join(job, context.device, options);
+    context.processors = describe(host_processors());
   } catch (const std::exception& e) {
     try {
       announce(*job.store, {rank, fmt::format("rank {} failed before it joined: {}", rank, e.what())});
@@ -194,6 +195,7 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
         fmt::format("launch of {} ranks as threads of one process; use at most {}, or the processes of a job",
                     ranks, kMostThreads));
   HostProcessors host = host_processors();
+  const std::string processors = describe(host);
   const int threads = asked > 0 ? asked : std::max(1, host.at_once / ranks);
   if (options.device.kind != DeviceKind::cpu) host.nodes.clear();  // a GPU has a node of its own
   std::vector<std::shared_ptr<Device>> devices;
@@ -204,7 +206,7 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
   // On the caller's thread, before any rank runs: a failure here throws without an abort.
   const auto worlds = backend.worlds_of_threads(devices, options);
   std::vector<RankContext> contexts;
-  for (size_t r = 0; r < devices.size(); ++r) contexts.push_back({devices[r], worlds[r]});
+  for (size_t r = 0; r < devices.size(); ++r) contexts.push_back({devices[r], worlds[r], processors});
   launch(std::move(contexts), [&](RankContext& context) {
     const BoundThread bound(processors_of(host, context.world->rank(), ranks));
     body(context);

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <sherd/comm/communicator.h>
@@ -14,6 +15,8 @@ namespace sherd {
 struct RankContext {
   std::shared_ptr<Device> device;
   std::shared_ptr<Communicator> world;
+  /// What divides or limits this host's processors (processors.h); often empty.
+  std::string processors;
 };
 
 /// Runs body on `ranks` threads with one device and one world communicator each, and returns when all have

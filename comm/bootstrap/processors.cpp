@@ -1,5 +1,6 @@
 #include <sherd/comm/bootstrap/processors.h>
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -138,6 +139,16 @@ std::vector<int> processors_of(const HostProcessors& host, int rank, int ranks) 
     all.insert(all.end(), host.nodes[static_cast<size_t>(n)].begin(),
                host.nodes[static_cast<size_t>(n)].end());
   return all;
+}
+
+std::string describe(const HostProcessors& host) {
+  int64_t processors = 0;
+  for (const auto& node : host.nodes) processors += static_cast<int64_t>(node.size());
+  const bool divided = host.nodes.size() > 1, limited = host.at_once < processors;
+  if (!divided && !limited) return "";
+  return fmt::format("{} processors{}{}", processors,
+                     divided ? fmt::format(" on {} NUMA nodes", host.nodes.size()) : "",
+                     limited ? fmt::format(", CPU quota of {}", host.at_once) : "");
 }
 
 BoundThread::BoundThread(const std::vector<int>& processors) {

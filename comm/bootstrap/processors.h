@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <vector>
 
 namespace sherd {
@@ -22,6 +23,9 @@ struct HostProcessors {
 /// of several neighbouring nodes where there are fewer ranks than nodes. Empty on a host of one node: the system places
 /// threads there as well.
 [[nodiscard]] std::vector<int> processors_of(const HostProcessors& host, int rank, int ranks);
+
+/// Returns "64 processors on 2 NUMA nodes, CPU quota of 8", of these what limits or divides the host; else "".
+[[nodiscard]] std::string describe(const HostProcessors& host);
 
 /// While it lives, the calling thread runs on these processors alone, and so do the threads that it starts; memory that they
 /// touch first is of their node. Empty processors, and a system that refuses, change nothing.

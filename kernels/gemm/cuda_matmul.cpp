@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kName = "matmul (cuBLASLt)";
 
-template <auto Destroy>
+template <auto& Destroy>
 struct Deleter {
   template <class T>
   void operator()(T* p) const {

@@ -201,6 +201,7 @@ std::string Trainer::describe() const {
   const int ranks = rank_.world->size();
   std::string out = fmt::format("{} rank{} ({}), rank 0 on {}\n", ranks, ranks == 1 ? "" : "s", config_.comm,
                                 rank_.device->describe());
+  if (!rank_.processors.empty()) out += rank_.processors + "\n";
   out += fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
                      config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
                      runtime.units().size(), config_.precision);

@@ -69,6 +69,13 @@ TEST(HostProcessors, TheSmallestQuotaOfTheGroupsAroundTheProcessCounts) {
   EXPECT_EQ(at_once("no group\n", "cpu.max", "100000 100000\n"), all);
 }
 
+TEST(HostProcessors, WhatDividesOrLimitsTheHostIsSaid) {
+  EXPECT_EQ(describe({.nodes = {{0, 1}}, .at_once = 2}), "");
+  EXPECT_EQ(describe({.nodes = {{0, 1}, {2, 3}}, .at_once = 4}), "4 processors on 2 NUMA nodes");
+  EXPECT_EQ(describe({.nodes = {{0, 1, 2, 3}}, .at_once = 3}), "4 processors, CPU quota of 3");
+  EXPECT_EQ(describe({.nodes = {{0, 1}, {2, 3}}, .at_once = 3}), "4 processors on 2 NUMA nodes, CPU quota of 3");
+}
+
 TEST(RanksProcessors, ConsecutiveRanksShareANodeOrHaveSeveral) {
   const HostProcessors host{.nodes = {{0, 1}, {2, 3}, {4, 5}, {6, 7}}, .at_once = 8};
   for (int r = 0; r < 8; ++r) EXPECT_EQ(processors_of(host, r, 8), host.nodes[static_cast<size_t>(r / 2)]);

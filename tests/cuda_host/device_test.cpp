@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <sherd/comm/launcher.h>
+#include <sherd/kernels/device/cuda/lazy_library.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/trace.h>
@@ -214,6 +215,25 @@ TEST(CudaQueues, TellHowFarTheDeviceIs) {
     ASSERT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+}
+
+TEST(CudaLibraries, AreFoundInTheProgramBeforeTheyAreLoaded) {
+  EXPECT_EQ(cuda::find_function("libnone.so.1", "cublasLtCreate"),
+            reinterpret_cast<void*>(&::cublasLtCreate));
+}
+
+TEST(CudaLibraries, AMissingOneIsAnErrorThatNamesTheRemedy) {
+  const auto error_of = [](const char* library) -> std::string {
+    try {
+      cuda::find_function(library, "sherd_nothing");
+    } catch (const CudaError& e) {
+      return e.what();
+    }
+    return "none";
+  };
+  EXPECT_NE(error_of("libnone.so.1").find("cannot load libnone.so.1 ("), std::string::npos);
+  EXPECT_NE(error_of("libnone.so.1").find("LD_LIBRARY_PATH"), std::string::npos);
+  EXPECT_NE(error_of("libc.so.6").find("libc.so.6 has no sherd_nothing"), std::string::npos);
 }
 
 TEST(CudaQueues, AreAskedForBeforeTheFirstCall) {

@@ -182,6 +182,7 @@ class CudaDevice final : public Device {
         staging_(o.label + " (pinned)", 0, std::make_unique<PinnedMemory>(o.ordinal, run_ahead(), [this] {
                    compute_->synchronize();
                  })) {
+    cuda::cublasLtCreate.load();
     compute_ = make_stream("compute", StreamPriority::normal);
   }
 

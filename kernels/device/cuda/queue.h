@@ -2,10 +2,6 @@
 // Private to the CUDA backends.
 #pragma once
 
-#include <cublasLt.h>
-#include <cublas_v2.h>
-#include <cusolverDn.h>
-
 #include <deque>
 #include <map>
 #include <memory>
@@ -17,6 +13,7 @@
 
 #include "event_clock.h"
 #include "index_guard.h"
+#include "lazy_library.h"
 #include "runtime.h"
 
 namespace sherd::cuda {
