@@ -83,9 +83,11 @@ stage "packages, image" where_possible tests/packaging/dockerfile_test.sh "$PWD"
   train_gpt --data /usr/lib/x86_64-linux-gnu/perl-base --steps 20
 stage "packages, lint" where_possible tests/packaging/lint_test.sh "$PWD"
 stage "site" scripts/site.sh
-for page in failures checkpoints; do
+for page in failures checkpoints layout planning; do
   stage "commands of docs/$page.md" python3 tests/docs/commands.py docs/$page.md build/release/bin
 done
+stage "commands of other pages" python3 tests/docs/commands.py --short build/release/bin README.md \
+  docs/{clusters,models,muon,soap,training,tutorial}.md
 for comm in local mpi; do
   stage "soak, $comm" env COMM=$comm scripts/soak.sh "${SOAK_MINUTES:-30}" --threads 1
 done

@@ -73,7 +73,8 @@ TEST(HostProcessors, WhatDividesOrLimitsTheHostIsSaid) {
   EXPECT_EQ(describe({.nodes = {{0, 1}}, .at_once = 2}), "");
   EXPECT_EQ(describe({.nodes = {{0, 1}, {2, 3}}, .at_once = 4}), "4 processors on 2 NUMA nodes");
   EXPECT_EQ(describe({.nodes = {{0, 1, 2, 3}}, .at_once = 3}), "4 processors, CPU quota of 3");
-  EXPECT_EQ(describe({.nodes = {{0, 1}, {2, 3}}, .at_once = 3}), "4 processors on 2 NUMA nodes, CPU quota of 3");
+  EXPECT_EQ(describe({.nodes = {{0, 1}, {2, 3}}, .at_once = 3}),
+            "4 processors on 2 NUMA nodes, CPU quota of 3");
 }
 
 TEST(RanksProcessors, ConsecutiveRanksShareANodeOrHaveSeveral) {
