@@ -136,9 +136,7 @@ def rate(p, gpus, efficiency):
 def published_time():
     runs = [('Llama 3.1 8B, 8 H100, compiled', 8, 6667, f'{LLAMA} --world 8 --batch 16'),
             ('Llama 3.1 8B, 128 H100, compiled', 128, 6514, f'{LLAMA} --world 128 --batch 256'),
-            ('Llama 3 70B, 64 H100', 64, 866.8, '--preset llama3-70b --hardware h100 --world 64 --batch 64 --seq 8192'),
-            ('Qwen3 30B-A3B, 8 H100, EP8', 8, 12040,
-             '--preset qwen3-30b-a3b --hardware h100 --world 8 --expert-parallel 8 --batch 8 --seq 4096')]
+            ('Llama 3 70B, 64 H100', 64, 866.8, '--preset llama3-70b --hardware h100 --world 64 --batch 64 --seq 8192')]
     plans = [(name, gpus, tokens, plan(flags)) for name, gpus, tokens, flags in runs]
     _, gpus, tokens, first = plans[0]
     low, high = .05, 1.
@@ -149,6 +147,41 @@ def published_time():
             for name, g, t, p in plans]
     return (f'Fitted on the first row: {low:.3f} of the rate of large products.\n\n' +
             table(['model', 'use', 'tokens/s per GPU', 'published', 'error'], rows))
+
+
+def two_efficiencies(rows):
+    """Of rows (name, use, tokens/s published, plan): table and fit of the parts of the predicted rates that rows of use "fitted" reach,
+    of compute and of all else."""
+    def rate(p, compute, rest):
+        ms = p['step_ms']
+        return p['tokens_per_s'] * ms['total'] / (ms['compute'] / compute + (ms['total'] - ms['compute']) / rest)
+
+    def misfit(e):
+        return sum((rate(p, *e) / tokens - 1) ** 2 for _, use, tokens, p in rows if use == 'fitted')
+
+    best = min(((c / 100, r / 100) for c in range(50, 101) for r in range(20, 101)), key=misfit)
+    lines = [[name, use, f'{rate(p, *best):,.0f}', f'{tokens:,.0f}', percent(rate(p, *best), tokens)] for name, use, tokens, p in rows]
+    return (f'Fitted: {best[0]:.2f} of the predicted rate of compute, {best[1]:.2f} of that of communication and optimizer.\n\n' +
+            table(['model', 'use', 'tokens/s', 'published', 'error'], lines))
+
+
+# NVIDIA-NeMo/Automodel, docs/performance-summary.md of 2025-10 and its configurations: H100, bf16, sequences of 4096, AdamW, recomputed
+# blocks except GPT-OSS. Tokens/s of a GPU.
+AUTOMODEL = [('Qwen3 30B-A3B, 8 H100, EP8', 'fitted', 8, 12040,
+              '--preset qwen3-30b-a3b --expert-parallel 8 --batch 512 --accumulation 16 --recompute blocks'),
+             ('Kimi-K2, 256 H100, PP8, EP32', 'fitted', 256, 924,
+              '--preset kimi-k2 --pipeline 8 --expert-parallel 32 --batch 512 --accumulation 16 --recompute blocks'),
+             ('DeepSeek-V3, 256 H100, PP4, EP64', 'predicted', 256, 1002,
+              '--preset deepseek-v3 --pipeline 4 --expert-parallel 64 --batch 512 --accumulation 8 --recompute blocks --strategy zero2'),
+             ('DeepSeek-V3, 1024 H100, PP4, EP64', 'predicted', 1024, 865,
+              '--preset deepseek-v3 --pipeline 4 --expert-parallel 64 --batch 8192 --accumulation 32 --recompute blocks --strategy zero2'),
+             ('GPT-OSS 120B, 64 H100, EP64', 'other attention', 64, 7626,
+              '--preset gpt-oss-120b --expert-parallel 64 --batch 512 --accumulation 4')]
+
+
+def automodel():
+    return two_efficiencies([(name, use, gpus * tokens, plan(f'{flags} --world {gpus} --hardware h100 --seq 4096'))
+                             for name, use, gpus, tokens, flags in AUTOMODEL])
 
 
 # Qwen2.5: hidden, layers, heads, key heads, ffn, vocabulary, tied; tokens/s of LLM.Q with bf16 on 1 and on 8 H100, sequences of 1024.
@@ -164,28 +197,16 @@ OFFLOADED = {'14B'}  # state in host memory, which is not planned
 def llmq():
     keys = ('hidden_size', 'num_hidden_layers', 'num_attention_heads', 'num_key_value_heads', 'intermediate_size', 'vocab_size',
             'tie_word_embeddings')
-    steps = {}
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for model, gpus, _ in LLMQ:
+        for model, gpus, tokens in LLMQ:
             config = dict(zip(keys, QWEN[model]), model_type='qwen2', max_position_embeddings=32768, rms_norm_eps=1e-6, rope_theta=1e6,
                           hidden_act='silu', use_sliding_window=False)
             (Path(folder) / 'config.json').write_text(json.dumps(config))
             p = plan(f'--model {folder} --world {gpus} --hardware h100 --seq 1024 --batch {32 * gpus} --strategy zero1')
-            steps[model, gpus] = (p['step_ms'], p['tokens_per_s'])
-
-    def rate_of(key, compute, rest):
-        ms, tokens = steps[key]
-        return tokens * ms['total'] / (ms['compute'] / compute + (ms['total'] - ms['compute']) / rest)
-
-    def misfit(e):
-        return sum((rate_of((m, g), *e) / t - 1) ** 2 for m, g, t in LLMQ if (m, g) in FITTED)
-
-    best = min(((c / 100, r / 100) for c in range(50, 101) for r in range(20, 101)), key=misfit)
-    use = lambda m, g: 'fitted' if (m, g) in FITTED else 'in host memory' if m in OFFLOADED else 'predicted'
-    rows = [[f'{m}, {g} H100', use(m, g), f'{rate_of((m, g), *best):,.0f}', f'{t:,.0f}', percent(rate_of((m, g), *best), t)]
-            for m, g, t in LLMQ]
-    return (f'Fitted: {best[0]:.2f} of the predicted rate of compute, {best[1]:.2f} of that of communication and optimizer.\n\n' +
-            table(['Qwen2.5', 'use', 'tokens/s', 'published', 'error'], rows))
+            use = 'fitted' if (model, gpus) in FITTED else 'in host memory' if model in OFFLOADED else 'predicted'
+            rows.append((f'Qwen2.5 {model}, {gpus} H100', use, tokens, p))
+    return two_efficiencies(rows)
 
 
 # Sizes other than those of the models by whose steps --measure takes the times of operations.
@@ -264,7 +285,7 @@ def sweep():
 
 
 def main():
-    tables = {'example': example, 'flops': flops, 'memory': memory, 'megatron': megatron, 'llmq': llmq, 'published time': published_time, 'sweep': sweep,
+    tables = {'example': example, 'flops': flops, 'memory': memory, 'megatron': megatron, 'llmq': llmq, 'automodel': automodel, 'published time': published_time, 'sweep': sweep,
               'kimi': kimi, 'kimi published': kimi_published}
     if '--time' in sys.argv:
         tables['time'] = time_here
