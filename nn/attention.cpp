@@ -49,9 +49,10 @@ Var cached(const Var& qkv, const AttentionOptions& o, int64_t kv_heads, int64_t 
       [&](Stream& s) {
         kept.append(s, in, o.heads);
         if (before == 0)
-          ops::attention_forward(s, out, like_f32(in, {1, o.heads, in.size(0)}), in, 1, o.heads, kv_heads);
+          ops::attention_forward(s, out, like_f32(in, {1, o.heads, in.size(0)}), in, 1, o.heads, kv_heads, {},
+                                 o.window);
         else
-          ops::cached_attention(s, out, in, kept.keys(), kept.values(), before, o.heads, kv_heads);
+          ops::cached_attention(s, out, in, kept.keys(), kept.values(), before, o.heads, kv_heads, o.window);
         return out;
       },
       nullptr);
@@ -71,12 +72,14 @@ Var attention(const Var& qkv, const AttentionOptions& o) {
   return function(
       {qkv},
       [&](Stream& s) {
-        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised);
+        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised, o.window);
         return out;
       },
-      [in, out, lse, batch, heads, kv_heads](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [in, out, lse, batch, heads, kv_heads, window = o.window](
+          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         Tensor dqkv = like(in);
-        ops::attention_backward(s, dqkv, call.output().tensor(out), out, lse, in, batch, heads, kv_heads);
+        ops::attention_backward(s, dqkv, call.output().tensor(out), out, lse, in, batch, heads, kv_heads,
+                                window);
         return {dqkv};
       });
 }

@@ -13,6 +13,7 @@
 #include <sherd/nn/hf/detail/config_values.h>
 #include <sherd/nn/hf/detail/deepseek_config.h>
 #include <sherd/nn/hf/detail/families.h>
+#include <sherd/nn/hf/detail/window_config.h>
 
 namespace sherd::hf {
 namespace {
@@ -49,12 +50,6 @@ void require_parameters(ConfigObject& c, const ModelDescription& d) {
                          "experts) it would have {:.1e} parameters; correct the one that is too large",
                          d.vocab, d.dim, d.layers, d.mixture.experts > 0 ? d.mixture.hidden : d.hidden,
                          d.mixture.experts, all));
-}
-
-// Where there are several spellings: the first that is there, the first of all where none is.
-const char* spelling(const ConfigObject& c, std::initializer_list<const char*> keys) {
-  const auto found = std::find_if(keys.begin(), keys.end(), [&](const char* key) { return c.has(key); });
-  return found == keys.end() ? *keys.begin() : *found;
 }
 
 void read_activation(ConfigObject& c, const char* key, std::initializer_list<std::string_view> good) {
@@ -123,6 +118,11 @@ void read_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
     d.rope.scaling = read_llama3(rope, d.positions);
   } else if (type == "yarn" && is_deepseek(d)) {
     d.rope.yarn = read_yarn(rope, d.positions);
+    if (rope.has("attention_factor"))
+      rope.refuse("attention_factor",
+                  "only the factor that follows from mscale and mscale_all_dim is computed; remove it");
+    require_flag(rope, "truncate", true, true,
+                 "only whole bounds of the range are computed; train a model with true");
   } else if (rope.has("full_attention") || rope.has("sliding_attention")) {
     c.refuse(key,
              "rotary settings by kind of block are not computed; train a model with one setting for all");
@@ -249,7 +249,8 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
   d.qk_norm = family.qk_norm;
   if (d.family == ModelFamily::glm4_moe) d.out_bias = false, d.qk_norm = c.flag("use_qk_norm", false);
   read_activation(c, "hidden_act", {"silu", "swish"});
-  read_rope(c, family, d);
+  if (family.window_pattern > 0) read_layer_kinds(c, family, d);
+  has_windows(d) ? read_rope_by_kind(c, family, d) : read_rope(c, family, d);
   if (family.windows) read_window(c, family, config);
   if (is_deepseek(d))
     read_groups(c, {}, d, config.notes);

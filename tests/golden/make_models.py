@@ -55,6 +55,12 @@ CONFIGS = {
                     tie_word_embeddings=False, rope_parameters=rope(7000.0)),
     "olmo2": dict(DECODER, hidden_size=32, intermediate_size=56, num_attention_heads=4, num_key_value_heads=2,
                   rms_norm_eps=1e-3, attention_bias=True, tie_word_embeddings=False, rope_parameters=rope(3500.0)),
+    # Four layers, three of them with a window of five of the twelve positions; yarn in the fourth.
+    "olmo3": dict(DECODER, num_hidden_layers=4, hidden_size=24, intermediate_size=40, num_attention_heads=4,
+                  num_key_value_heads=2, rms_norm_eps=1e-3, attention_bias=True, tie_word_embeddings=False, sliding_window=5,
+                  rope_parameters={"sliding_attention": rope(800.0),
+                                   "full_attention": rope(900.0, rope_type="yarn", factor=4.0, beta_fast=3.0, beta_slow=0.5,
+                                                          attention_factor=1.3, original_max_position_embeddings=16)}),
     "glm4_moe": dict(DECODER, hidden_size=24, intermediate_size=36, moe_intermediate_size=12, n_routed_experts=8,
                      n_shared_experts=1, num_experts_per_tok=2, n_group=2, topk_group=1, norm_topk_prob=True,
                      routed_scaling_factor=1.3, first_k_dense_replace=1, num_attention_heads=4, num_key_value_heads=2,

@@ -14,8 +14,9 @@
 
 namespace sherd::test {
 
-inline constexpr const char* kFamilies[] = {"gpt2",      "llama",   "mistral",     "qwen2", "qwen3",
-                                            "qwen3_moe", "mixtral", "deepseek_v3", "olmo2", "glm4_moe"};
+inline constexpr const char* kFamilies[] = {"gpt2",  "llama",     "mistral", "qwen2",
+                                            "qwen3", "qwen3_moe", "mixtral", "deepseek_v3",
+                                            "olmo2", "glm4_moe",  "olmo3"};
 
 inline void add_latent(const nlohmann::json& c, nn::ModelDescription& m) {
   nn::LatentDescription& l = m.latent;
@@ -36,14 +37,30 @@ inline void add_groups(const nlohmann::json& c, nn::ModelDescription& m) {
   x.groups = c.at("n_group"), x.top_groups = c.at("topk_group"), x.scaling = c.at("routed_scaling_factor");
 }
 
+inline void add_windows(const nlohmann::json& c, nn::ModelDescription& m) {
+  const auto& rope = c.at("rope_parameters");
+  m.window = c.at("sliding_window");
+  for (const auto& type : c.at("layer_types")) m.windowed.push_back(type == "sliding_attention");
+  m.window_rope = nn::RopeDescription{.theta = rope.at("sliding_attention").at("rope_theta")};
+  const auto& full = rope.at("full_attention");
+  m.rope.theta = full.at("rope_theta");
+  if (full.at("rope_type") == "yarn")
+    m.rope.yarn = {.factor = full.at("factor"),
+                   .beta_fast = full.at("beta_fast"),
+                   .beta_slow = full.at("beta_slow"),
+                   .attention_factor = full.at("attention_factor"),
+                   .original_max_position_embeddings = full.at("original_max_position_embeddings")};
+}
+
 /// What the tests need of config.json; programs read it with refusals.
 inline nn::ModelDescription description_of(const nlohmann::json& c) {
   using nn::ModelFamily;
   nn::ModelDescription m;
   const std::string type = c.at("model_type");
-  for (const ModelFamily f : {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral, ModelFamily::qwen2,
-                              ModelFamily::qwen3, ModelFamily::qwen3_moe, ModelFamily::mixtral,
-                              ModelFamily::deepseek_v3, ModelFamily::olmo2, ModelFamily::glm4_moe})
+  for (const ModelFamily f :
+       {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral, ModelFamily::qwen2, ModelFamily::qwen3,
+        ModelFamily::qwen3_moe, ModelFamily::mixtral, ModelFamily::deepseek_v3, ModelFamily::olmo2,
+        ModelFamily::glm4_moe, ModelFamily::olmo3})
     if (to_string(f) == type) m.family = f;
   m.vocab = c.at("vocab_size");
   if (m.family == ModelFamily::gpt2) {
@@ -60,7 +77,11 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   m.tied = c.at("tie_word_embeddings");
   m.qkv_bias = m.family == ModelFamily::qwen2 || c.value("attention_bias", false);
   m.out_bias = c.value("attention_bias", false), m.mlp_bias = c.value("mlp_bias", false);
-  m.qk_norm = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe || is_olmo2(m);
+  m.qk_norm = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe || is_olmo(m);
+  if (has_windows(m)) {
+    add_windows(c, m);
+    return m;
+  }
   const auto& rope = c.at("rope_parameters");
   m.rope.theta = rope.at("rope_theta");
   if (rope.at("rope_type") == "llama3")

@@ -27,6 +27,9 @@ struct Family {
   bool window_switch = false;
   /// Blocks differ: "layer_types", or blocks from "max_window_layers" on, have windows.
   bool window_by_layer = false;
+  /// Where "layer_types" is absent: the last of every so many blocks has no window, the others have one; 0: windows are
+  /// no part of the family.
+  int64_t window_pattern = 0;
   /// "attention_bias" is known (of q, k, v and o); otherwise q, k and v have biases as qkv_bias says.
   bool attention_bias = false;
   bool qkv_bias = false;
@@ -116,6 +119,17 @@ constexpr Family kFamilies[] = {
      .norm_eps = 1e-5,
      .windows = false,
      .attention_bias = true},
+    {.family = ModelFamily::olmo3,
+     .model_type = "olmo3",
+     .architecture = "Olmo3ForCausalLM",
+     .positions = 2048,
+     .norm_eps = 1e-5,
+     .theta = 500000,
+     .windows = false,
+     .window = 4096,
+     .window_pattern = 4,
+     .attention_bias = true,
+     .qk_norm = true},
     // Of the makers' own class, which is DeepSeek-V3's.
     {.family = ModelFamily::kimi_k2,
      .model_type = "kimi_k2",

@@ -15,6 +15,7 @@ namespace sherd {
 /// scale are those of AttentionArgs, and so is the arithmetic but for the order of sums.
 struct CachedAttentionArgs {
   int64_t rows = 0, length = 0, heads = 0, kv_heads = 0, head_dim = 0, q_stride = 0;
+  int64_t window = 0;  // as AttentionArgs::window
   Ref q{}, k{}, v{}, out{};
 };
 
@@ -26,7 +27,7 @@ namespace ops {
 /// @throws ShapeMismatch also when length + rows is more than k and v have; InvalidArgument for a negative
 /// length.
 void cached_attention(Stream& s, const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
-                      int64_t length, int64_t heads, int64_t kv_heads = 0);
+                      int64_t length, int64_t heads, int64_t kv_heads = 0, int64_t window = 0);
 
 }  // namespace ops
 }  // namespace sherd

@@ -19,7 +19,8 @@ DecoderLayer::DecoderLayer(const Context& context, const ExpertParallel& ep,
     latent_ = std::make_unique<LatentSelfAttention>(context, rope);
     child(names.attention, *latent_);
   } else {
-    attention_ = std::make_unique<SelfAttention>(context, rope);
+    const int64_t window = context.model.has_window(number) ? context.model.window : 0;
+    attention_ = std::make_unique<SelfAttention>(context, rope, window);
     child(names.attention, *attention_);
   }
   norm2_ = norm(names.norm2);
@@ -41,7 +42,7 @@ Norm DecoderLayer::norm(const char* name) {
 
 Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
                           KvCache::Layer* cache) {
-  if (is_olmo2(context_.model)) {
+  if (is_olmo(context_.model)) {
     const Var mid = x + norm1_((*attention_)(rows, Var(), x, batch, cache), rows);
     return mid + norm2_((*mlp_)(rows, Var(), mid), rows);
   }
@@ -64,8 +65,10 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
   if (names.positions != nullptr)
     positions_ = param(weight(names.positions), {m.positions, m.dim}, context_.values());
   child(names.layers, layers_);
-  const auto rope = std::make_shared<RopeTable>(m);
-  for (int64_t i = 0; i < m.layers; ++i) layers_.emplace_back(context_, o.ep, rope, i);
+  const auto rope = std::make_shared<RopeTable>(m, m.rope);
+  const auto in_windows = m.window_rope ? std::make_shared<RopeTable>(m, *m.window_rope) : rope;
+  for (int64_t i = 0; i < m.layers; ++i)
+    layers_.emplace_back(context_, o.ep, m.has_window(i) ? in_windows : rope, i);
   norm_ = {param(weight(names.norm), {m.dim}, constant(1)), {}, m.norm_eps};
   if (is_gpt2(m)) norm_.bias = param(std::string(names.norm) + ".bias", {m.dim}, constant(0));
   head_ = m.tied ? tie(weight(names.head), table_)

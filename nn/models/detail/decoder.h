@@ -14,7 +14,7 @@
 
 namespace sherd::nn::detail {
 
-/// mid = x + attention(norm1(x)), then mid + mlp(norm2(mid)), or a mixture of experts; of olmo2 x + norm1(attention(x)),
+/// mid = x + attention(norm1(x)), then mid + mlp(norm2(mid)), or a mixture of experts; of olmo2 and olmo3 x + norm1(attention(x)),
 /// then mid + norm2(mlp(mid)). Input and output [batch * seq, dim], or this rank's part of these rows.
 class DecoderLayer : public Module<DecoderLayer> {
  public:

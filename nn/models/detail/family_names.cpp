@@ -42,7 +42,7 @@ const FamilyNames& names_of(ModelFamily family) {
     names.norm2 = "post_feedforward_layernorm";
     return names;
   }();
-  if (family == ModelFamily::olmo2) return kOlmo2;
+  if (family == ModelFamily::olmo2 || family == ModelFamily::olmo3) return kOlmo2;
   return family == ModelFamily::gpt2 ? kGpt2 : kLlama;
 }
 

@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Families, ModelRun, ::testing::Values("llama", "qwen3_m
 
 TEST(ModelFolders, ComeBackByteForByteAndAreRefusedByName) {
   for (const std::string family : {"gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral",
-                                   "deepseek_v3", "olmo2", "glm4_moe"}) {
+                                   "deepseek_v3", "olmo2", "glm4_moe", "olmo3"}) {
     const fs::path out = scratch("folder");
     fs::remove_all(out);
     const Finished run = run_train_gpt({"--model", folder_of(family).string(), "--steps", "0", "--ranks", "2",

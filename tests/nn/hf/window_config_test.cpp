@@ -1,0 +1,125 @@
+// config.json of families with windows in some blocks: olmo3.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/kernels/device/error.h>
+
+#include <sherd/nn/hf/model_config.h>
+#include "support/message_of.h"
+
+namespace sherd::hf {
+namespace {
+
+using nlohmann::json;
+using nn::ModelDescription;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// As published, without what only other programs read.
+json olmo3() {
+  return {{"model_type", "olmo3"},
+          {"vocab_size", 100278},
+          {"hidden_size", 4096},
+          {"num_hidden_layers", 5},
+          {"num_attention_heads", 32},
+          {"num_key_value_heads", 32},
+          {"intermediate_size", 11008},
+          {"max_position_embeddings", 65536},
+          {"rms_norm_eps", 1e-6},
+          {"rope_theta", 500000},
+          {"sliding_window", 4096},
+          {"rope_scaling",
+           {{"attention_factor", 1.2079441541679836},
+            {"beta_fast", 32},
+            {"beta_slow", 1},
+            {"factor", 8.0},
+            {"original_max_position_embeddings", 8192},
+            {"rope_type", "yarn"}}}};
+}
+
+ModelDescription windows_of(json c, const json& more = json::object()) {
+  c.update(more);
+  return parse_model_config(c.dump(), "in/config.json").description;
+}
+std::string windows_refused(const json& c, const json& more) {
+  const std::string message = message_of<InvalidArgument>([&] { windows_of(c, more); });
+  EXPECT_EQ(message.find('\n'), message.npos) << message;
+  return message;
+}
+
+TEST(Olmo3Config, IsReadAsPublished) {
+  const ModelDescription d = windows_of(olmo3());
+  EXPECT_THAT(d.windowed, ElementsAre(true, true, true, false, true)) << "every fourth block has none";
+  EXPECT_EQ(d.window, 4096);
+  EXPECT_TRUE(d.has_window(4) && !d.has_window(3) && d.qk_norm && !d.qkv_bias);
+  ASSERT_TRUE(d.rope.yarn && d.window_rope);
+  EXPECT_EQ(d.rope.yarn->rotation_scale(), 1.2079441541679836);
+  EXPECT_EQ(d.window_rope->theta, 500000);
+  EXPECT_FALSE(d.window_rope->yarn) << "blocks with a window are not stretched";
+}
+
+TEST(Olmo3Config, SettingsByKindOfBlockAreThoseOfTransformers5) {
+  json c = olmo3();
+  c.erase("rope_scaling");
+  c.erase("rope_theta");
+  const json kinds = {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 7e5}}},
+                      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 3e4}}}};
+  const ModelDescription d =
+      windows_of(c, {{"rope_parameters", kinds},
+                     {"num_hidden_layers", 2},
+                     {"layer_types", {"full_attention", "sliding_attention"}}});
+  EXPECT_EQ(d.rope.theta, 7e5);
+  EXPECT_EQ(d.window_rope->theta, 3e4);
+  EXPECT_THAT(d.windowed, ElementsAre(false, true));
+  const ModelDescription none = windows_of(
+      c, {{"num_hidden_layers", 1}, {"layer_types", {"full_attention"}}, {"sliding_window", nullptr}});
+  EXPECT_THAT(none.windowed, IsEmpty());
+  EXPECT_EQ(none.window, 0);
+}
+
+TEST(Olmo3Config, SequencesMayBeLongerThanTheWindow) {
+  const ModelConfig c = parse_model_config(olmo3().dump(), "in/config.json");
+  require_sequence(c, 8192);
+  EXPECT_THAT(message_of<InvalidArgument>([&] { require_sequence(c, 65537); }),
+              HasSubstr("max_position_embeddings"));
+}
+
+TEST(Olmo3Config, WhatIsNotComputedIsRefusedByItsKey) {
+  EXPECT_THAT(windows_refused(olmo3(), {{"layer_types", {"full_attention"}}}), HasSubstr("has 5 blocks"));
+  EXPECT_THAT(windows_refused(olmo3(), {{"num_hidden_layers", 1}, {"layer_types", {"chunked_attention"}}}),
+              HasSubstr("chunked_attention"));
+  EXPECT_THAT(windows_refused(olmo3(), {{"sliding_window", nullptr}}), HasSubstr("need a window"));
+  EXPECT_THAT(windows_refused(olmo3(), {{"sliding_window", 0}}), HasSubstr("\"sliding_window\" is 0"));
+  EXPECT_THAT(windows_refused(olmo3(), {{"rope_theta", 10000}}), HasSubstr("write rope_parameters by kind"));
+  EXPECT_THAT(windows_refused(olmo3(), {{"rope_parameters", {{"rope_theta", 10000}}}}),
+              HasSubstr("an object \"full_attention\""));
+  EXPECT_THAT(windows_refused(olmo3(), {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}),
+              HasSubstr("\"rope_scaling.type\" is \"linear\""));
+  EXPECT_THAT(windows_refused(olmo3(), {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}}),
+              HasSubstr("rope_parameters.full_attention says otherwise"));
+  json bounds = olmo3()["rope_scaling"];
+  bounds["truncate"] = false;
+  EXPECT_THAT(windows_refused(olmo3(), {{"rope_scaling", bounds}}), HasSubstr("truncate"));
+}
+
+TEST(Olmo3Config, WhatIsWrittenIsReadBack) {
+  for (const json& more : {json::object(), json{{"num_hidden_layers", 3},
+                                                {"layer_types", json::array({"full_attention", "sliding_attention",
+                                                                             "full_attention"})},
+                                                {"attention_bias", true}}}) {
+    const ModelDescription d = windows_of(olmo3(), more);
+    const std::string text = model_config_text(d, DType::bf16);
+    const ModelConfig again = parse_model_config(text, "written");
+    EXPECT_THAT(again.notes, IsEmpty());
+    EXPECT_EQ(model_config_text(again.description, DType::bf16), text);
+    EXPECT_EQ(again.description.windowed, d.windowed);
+    EXPECT_EQ(again.description.window, d.window);
+    EXPECT_EQ(again.description.rope.yarn->rotation_scale(), d.rope.yarn->rotation_scale());
+  }
+}
+
+}  // namespace
+}  // namespace sherd::hf
