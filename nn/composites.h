@@ -13,6 +13,10 @@ Var leaky_relu(const Var& x, double slope = 0.01);
 Var elu(const Var& x);
 /// Returns x sigmoid(1.702 x), an approximation of GELU. (Hendrycks and Gimpel, 2016.)
 Var quick_gelu(const Var& x);
+/// Returns gelu(gate) * up for gate_up [rows, 2 * hidden] with gate in its first half of columns and up in the second; the
+/// result is [rows, hidden]. (Shazeer, GLU Variants Improve Transformer, 2020.)
+/// @throws ShapeMismatch for an odd number of columns.
+Var geglu(const Var& gate_up);
 /// Returns x - logsumexp(x) over dimension `dim`.
 Var log_softmax(const Var& x, int64_t dim = -1);
 

@@ -248,7 +248,10 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
   d.mlp_bias = family.mlp_bias && c.flag("mlp_bias", false);
   d.qk_norm = family.qk_norm;
   if (d.family == ModelFamily::glm4_moe) d.out_bias = false, d.qk_norm = c.flag("use_qk_norm", false);
-  read_activation(c, "hidden_act", {"silu", "swish"});
+  if (is_gemma(d))
+    read_activation(c, "hidden_activation", {"gelu_pytorch_tanh"}), read_gemma(c, d);
+  else
+    read_activation(c, "hidden_act", {"silu", "swish"});
   if (family.window_pattern > 0) read_layer_kinds(c, family, d);
   has_windows(d) ? read_rope_by_kind(c, family, d) : read_rope(c, family, d);
   if (family.windows) read_window(c, family, config);
@@ -280,8 +283,13 @@ ModelConfig parse_model_config(std::string_view text, const std::string& source)
   }
   ModelDescription& d = config.description;
   d.family = family->family;
+  if (is_gemma(d) && c.has("text_config")) {
+    c.refuse("text_config",
+             "models with images are not read; save the text model alone, of model_type \"gemma3_text\"");
+    c.require_none();
+  }
   d.vocab = size(c, "vocab_size");
-  d.tied = c.flag("tie_word_embeddings", family->family == ModelFamily::gpt2);
+  d.tied = c.flag("tie_word_embeddings", family->family == ModelFamily::gpt2 || family->tied);
   d.init_std = static_cast<float>(c.number("initializer_range", 0.02, 0, kHuge));
   read_dtype(c, config);
   if (c.has("quantization_config"))

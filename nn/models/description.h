@@ -25,7 +25,8 @@ enum class ModelFamily {
   kimi_k2,
   olmo2,
   glm4_moe,
-  olmo3
+  olmo3,
+  gemma3
 };
 std::string_view to_string(ModelFamily family);
 
@@ -33,6 +34,7 @@ std::string_view to_string(ModelFamily family);
 struct RopeDescription {
   double theta = 10000;
   int64_t columns = 0;                     // of a head that are rotated [partial_rotary_factor]; 0: all
+  double factor = 1;                       // rope_type "linear": of gemma3, positions are divided by it
   std::optional<Llama3Scaling> scaling{};  // rope_type "llama3"
   std::optional<YarnScaling> yarn{};       // rope_type "yarn", of deepseek_v3, kimi_k2 and olmo3
 };
@@ -85,10 +87,12 @@ struct ModelDescription {
   bool qkv_bias = false;   // qwen2, gpt2; [attention_bias]
   bool out_bias = false;   // of the projection behind attention: gpt2; [attention_bias] of llama
   bool mlp_bias = false;   // gpt2; [mlp_bias] of llama
-  /// Before rope q and k are normalised: of qwen3 and qwen3_moe each head, of olmo2 and olmo3 all heads together.
+  /// Before rope q and k are normalised: of qwen3, qwen3_moe and gemma3 each head, of olmo2 and olmo3 all heads together.
   bool qk_norm = false;
   /// Standard deviation of the first values of matrices [initializer_range].
   float init_std = 0.02f;
+  /// [query_pre_attn_scalar], of gemma3: scores are divided by its root; 0: by that of head_dim.
+  double query_scalar = 0;
   RopeDescription rope{};
   /// Positions that a row of a block with has_window() sees at most, its own included [sliding_window].
   int64_t window = 0;
@@ -118,8 +122,11 @@ inline bool routes_in_groups(const ModelDescription& d) {
 inline bool is_olmo(const ModelDescription& d) {
   return d.family == ModelFamily::olmo2 || d.family == ModelFamily::olmo3;
 }
+/// Gemma 3 (Gemma team, 2025, arXiv 2503.19786): norms before and behind attention and MLP, with weights that are distances
+/// from 1; embeddings times sqrt(dim), rounded to their dtype; a gated GELU.
+inline bool is_gemma(const ModelDescription& d) { return d.family == ModelFamily::gemma3; }
 /// Families in which some blocks see a window of positions.
-inline bool has_windows(const ModelDescription& d) { return d.family == ModelFamily::olmo3; }
+inline bool has_windows(const ModelDescription& d) { return d.family == ModelFamily::olmo3 || is_gemma(d); }
 /// Families whose rotary positions YaRN may stretch.
 inline bool takes_yarn(const ModelDescription& d) { return is_deepseek(d) || d.family == ModelFamily::olmo3; }
 

@@ -136,7 +136,13 @@ void check_family(const ModelDescription& m, Problems& p) {
                    scaling->factor, scaling->low_freq_factor, scaling->high_freq_factor,
                    scaling->original_max_position_embeddings));
   }
-  p.unless(!is_olmo(m) || (m.qk_norm && !m.mlp_bias), fmt::format("{} has qk_norm and no mlp_bias", family));
+  p.unless(!(is_olmo(m) || is_gemma(m)) || (m.qk_norm && !m.mlp_bias),
+           fmt::format("{} has qk_norm and no mlp_bias", family));
+  p.unless((m.query_scalar == 0 && m.rope.factor == 1) || is_gemma(m),
+           fmt::format("a query_scalar or linear rotary scaling, which {} has not", family));
+  p.unless(
+      m.query_scalar >= 0 && std::isfinite(m.query_scalar) && m.rope.factor > 0,
+      fmt::format("query_scalar {} and rope factor {} must not be negative", m.query_scalar, m.rope.factor));
   check_latent(m, p);
   check_yarn(m, p);
   check_windows(m, p);

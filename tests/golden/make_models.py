@@ -61,6 +61,12 @@ CONFIGS = {
                   rope_parameters={"sliding_attention": rope(800.0),
                                    "full_attention": rope(900.0, rope_type="yarn", factor=4.0, beta_fast=3.0, beta_slow=0.5,
                                                           attention_factor=1.3, original_max_position_embeddings=16)}),
+    # Scores are divided by the root of another number than the head's width.
+    "gemma3_text": dict(DECODER, num_hidden_layers=3, hidden_size=32, intermediate_size=56, num_attention_heads=4,
+                        num_key_value_heads=2, head_dim=10, rms_norm_eps=1e-3, query_pre_attn_scalar=16, sliding_window=4,
+                        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                        rope_parameters={"sliding_attention": rope(800.0),
+                                         "full_attention": rope(5000.0, rope_type="linear", factor=2.5)}),
     "glm4_moe": dict(DECODER, hidden_size=24, intermediate_size=36, moe_intermediate_size=12, n_routed_experts=8,
                      n_shared_experts=1, num_experts_per_tok=2, n_group=2, topk_group=1, norm_topk_prob=True,
                      routed_scaling_factor=1.3, first_k_dense_replace=1, num_attention_heads=4, num_key_value_heads=2,
@@ -88,7 +94,7 @@ def random_model(family, seed):
     with torch.no_grad():
         for name, w in sorted(model.named_parameters()):
             spread = 0.15 if w.ndim >= 2 else 0.2
-            w.copy_(spread * torch.randn(w.shape, generator=generator) + (1.0 if is_norm(name) else 0.0))
+            w.copy_(spread * torch.randn(w.shape, generator=generator) + (1.0 if is_norm(name) and not family.startswith("gemma") else 0.0))
         for name, bias in sorted(model.named_buffers()):
             if name.endswith("e_score_correction_bias"):
                 bias.copy_(0.05 * torch.randn(bias.shape, generator=generator))

@@ -16,7 +16,7 @@ namespace sherd::test {
 
 inline constexpr const char* kFamilies[] = {"gpt2",  "llama",     "mistral", "qwen2",
                                             "qwen3", "qwen3_moe", "mixtral", "deepseek_v3",
-                                            "olmo2", "glm4_moe",  "olmo3"};
+                                            "olmo2", "glm4_moe",  "olmo3",   "gemma3_text"};
 
 inline void add_latent(const nlohmann::json& c, nn::ModelDescription& m) {
   nn::LatentDescription& l = m.latent;
@@ -44,6 +44,8 @@ inline void add_windows(const nlohmann::json& c, nn::ModelDescription& m) {
   m.window_rope = nn::RopeDescription{.theta = rope.at("sliding_attention").at("rope_theta")};
   const auto& full = rope.at("full_attention");
   m.rope.theta = full.at("rope_theta");
+  m.query_scalar = c.value("query_pre_attn_scalar", 0.0);
+  if (full.at("rope_type") == "linear") m.rope.factor = full.at("factor");
   if (full.at("rope_type") == "yarn")
     m.rope.yarn = {.factor = full.at("factor"),
                    .beta_fast = full.at("beta_fast"),
@@ -57,10 +59,8 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   using nn::ModelFamily;
   nn::ModelDescription m;
   const std::string type = c.at("model_type");
-  for (const ModelFamily f :
-       {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral, ModelFamily::qwen2, ModelFamily::qwen3,
-        ModelFamily::qwen3_moe, ModelFamily::mixtral, ModelFamily::deepseek_v3, ModelFamily::olmo2,
-        ModelFamily::glm4_moe, ModelFamily::olmo3})
+  for (ModelFamily f = ModelFamily::gpt2; f <= ModelFamily::gemma3;
+       f = static_cast<ModelFamily>(static_cast<int>(f) + 1))
     if (to_string(f) == type) m.family = f;
   m.vocab = c.at("vocab_size");
   if (m.family == ModelFamily::gpt2) {
@@ -77,7 +77,8 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   m.tied = c.at("tie_word_embeddings");
   m.qkv_bias = m.family == ModelFamily::qwen2 || c.value("attention_bias", false);
   m.out_bias = c.value("attention_bias", false), m.mlp_bias = c.value("mlp_bias", false);
-  m.qk_norm = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe || is_olmo(m);
+  m.qk_norm =
+      m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe || is_olmo(m) || is_gemma(m);
   if (has_windows(m)) {
     add_windows(c, m);
     return m;

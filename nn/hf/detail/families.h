@@ -30,6 +30,10 @@ struct Family {
   /// Where "layer_types" is absent: the last of every so many blocks has no window, the others have one; 0: windows are
   /// no part of the family.
   int64_t window_pattern = 0;
+  /// Of blocks with a window, as theta of the others; and the key that it has outside of rope_parameters, if any.
+  double window_theta = 10000;
+  const char* window_theta_key = nullptr;
+  bool tied = false;  // where "tie_word_embeddings" is absent
   /// "attention_bias" is known (of q, k, v and o); otherwise q, k and v have biases as qkv_bias says.
   bool attention_bias = false;
   bool qkv_bias = false;
@@ -39,6 +43,23 @@ struct Family {
 };
 
 using nn::ModelFamily;
+
+constexpr Family gemma3(std::string_view model_type) {
+  return {.family = ModelFamily::gemma3,
+          .model_type = model_type,
+          .architecture = "Gemma3ForCausalLM",
+          .kv_heads = 4,
+          .head_dim = 256,
+          .positions = 131072,
+          .theta = 1e6,
+          .windows = false,
+          .window = 4096,
+          .window_pattern = 6,
+          .window_theta_key = "rope_local_base_freq",
+          .tied = true,
+          .attention_bias = true,
+          .qk_norm = true};
+}
 
 constexpr Family kFamilies[] = {
     {.family = ModelFamily::gpt2,
@@ -128,8 +149,12 @@ constexpr Family kFamilies[] = {
      .windows = false,
      .window = 4096,
      .window_pattern = 4,
+     .window_theta = 500000,
      .attention_bias = true,
      .qk_norm = true},
+    gemma3("gemma3_text"),
+    // Text alone, as the configuration of the model with images may be named.
+    gemma3("gemma3"),
     // Of the makers' own class, which is DeepSeek-V3's.
     {.family = ModelFamily::kimi_k2,
      .model_type = "kimi_k2",

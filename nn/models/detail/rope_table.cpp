@@ -1,5 +1,7 @@
 #include <sherd/nn/models/detail/rope_table.h>
 
+#include <cmath>
+
 #include <sherd/nn/models/detail/family_names.h>
 #include <sherd/nn/rope.h>
 
@@ -14,7 +16,11 @@ RopeTable::RopeTable(const ModelDescription& m, const RopeDescription& rope) {
     frequencies_ = ops::rope_frequencies(width, rope.theta, *rope.scaling);
   else
     frequencies_ = ops::rope_frequencies(width, rope.theta);
-  if (rope.yarn) scale_ = static_cast<float>(rope.yarn->rotation_scale());
+  for (float& f : frequencies_) f /= static_cast<float>(rope.factor);
+  // Scores of rotated rows have its square.
+  if (m.query_scalar > 0)
+    scale_ = static_cast<float>(std::pow(static_cast<double>(m.head_dim) / m.query_scalar, 0.25));
+  if (rope.yarn) scale_ *= static_cast<float>(rope.yarn->rotation_scale());
 }
 
 Tensor RopeTable::on(Device& device) {

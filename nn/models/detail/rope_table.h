@@ -15,7 +15,7 @@ class RopeTable {
   /// @param rope of these layers. Of positions that are learned: no frequencies.
   RopeTable(const ModelDescription& model, const RopeDescription& rope);
   bool rotary() const { return !frequencies_.empty(); }
-  /// Of cosines and sines; of latent attention, which scales them itself, too.
+  /// Of cosines and sines: rope_type "yarn" and query_scalar; of latent attention, which scales them itself, too.
   float scale() const { return scale_; }
   Tensor on(Device& device);
 

@@ -39,8 +39,8 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
                 context.in_dim());
   if (m.out_bias) out_bias_ = param(std::string(names.out) + ".bias", {m.dim}, constant(0));
   if (!m.qk_norm) return;
-  q_norm_ = param("q_norm.weight", {is_olmo(m) ? heads_ * m.head_dim : m.head_dim}, constant(1));
-  k_norm_ = param("k_norm.weight", {is_olmo(m) ? kv_heads_ * m.head_dim : m.head_dim}, constant(1));
+  q_norm_ = param("q_norm.weight", {is_olmo(m) ? heads_ * m.head_dim : m.head_dim}, context.norm_values());
+  k_norm_ = param("k_norm.weight", {is_olmo(m) ? kv_heads_ * m.head_dim : m.head_dim}, context.norm_values());
 }
 
 Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
@@ -65,7 +65,7 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
   if (m.qk_norm && is_olmo(m))
     packed = projection_norm(packed, q_norm_, k_norm_, m.norm_eps);
   else if (m.qk_norm)
-    packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp);
+    packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp, context_.norm_base());
   if (rope_->rotary()) {
     const Tensor frequencies = rope_->on(packed.device());
     packed = nn::rope(std::move(packed), frequencies,

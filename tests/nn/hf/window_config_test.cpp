@@ -1,4 +1,4 @@
-// config.json of families with windows in some blocks: olmo3.
+// config.json of families with windows in some blocks: olmo3 and gemma3.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -67,10 +67,9 @@ TEST(Olmo3Config, SettingsByKindOfBlockAreThoseOfTransformers5) {
   c.erase("rope_theta");
   const json kinds = {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 7e5}}},
                       {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 3e4}}}};
-  const ModelDescription d =
-      windows_of(c, {{"rope_parameters", kinds},
-                     {"num_hidden_layers", 2},
-                     {"layer_types", {"full_attention", "sliding_attention"}}});
+  const ModelDescription d = windows_of(c, {{"rope_parameters", kinds},
+                                            {"num_hidden_layers", 2},
+                                            {"layer_types", {"full_attention", "sliding_attention"}}});
   EXPECT_EQ(d.rope.theta, 7e5);
   EXPECT_EQ(d.window_rope->theta, 3e4);
   EXPECT_THAT(d.windowed, ElementsAre(false, true));
@@ -98,18 +97,20 @@ TEST(Olmo3Config, WhatIsNotComputedIsRefusedByItsKey) {
               HasSubstr("an object \"full_attention\""));
   EXPECT_THAT(windows_refused(olmo3(), {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}),
               HasSubstr("\"rope_scaling.type\" is \"linear\""));
-  EXPECT_THAT(windows_refused(olmo3(), {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}}),
-              HasSubstr("rope_parameters.full_attention says otherwise"));
+  EXPECT_THAT(
+      windows_refused(olmo3(), {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}}),
+      HasSubstr("rope_parameters.full_attention says otherwise"));
   json bounds = olmo3()["rope_scaling"];
   bounds["truncate"] = false;
   EXPECT_THAT(windows_refused(olmo3(), {{"rope_scaling", bounds}}), HasSubstr("truncate"));
 }
 
 TEST(Olmo3Config, WhatIsWrittenIsReadBack) {
-  for (const json& more : {json::object(), json{{"num_hidden_layers", 3},
-                                                {"layer_types", json::array({"full_attention", "sliding_attention",
-                                                                             "full_attention"})},
-                                                {"attention_bias", true}}}) {
+  for (const json& more :
+       {json::object(),
+        json{{"num_hidden_layers", 3},
+             {"layer_types", json::array({"full_attention", "sliding_attention", "full_attention"})},
+             {"attention_bias", true}}}) {
     const ModelDescription d = windows_of(olmo3(), more);
     const std::string text = model_config_text(d, DType::bf16);
     const ModelConfig again = parse_model_config(text, "written");
@@ -118,6 +119,79 @@ TEST(Olmo3Config, WhatIsWrittenIsReadBack) {
     EXPECT_EQ(again.description.windowed, d.windowed);
     EXPECT_EQ(again.description.window, d.window);
     EXPECT_EQ(again.description.rope.yarn->rotation_scale(), d.rope.yarn->rotation_scale());
+  }
+}
+
+/// As published of 27B, without what only other programs read.
+json gemma3() {
+  return {{"model_type", "gemma3_text"},
+          {"vocab_size", 262208},
+          {"hidden_size", 5376},
+          {"num_hidden_layers", 7},
+          {"num_attention_heads", 32},
+          {"num_key_value_heads", 16},
+          {"head_dim", 128},
+          {"intermediate_size", 21504},
+          {"query_pre_attn_scalar", 168},
+          {"hidden_activation", "gelu_pytorch_tanh"},
+          {"sliding_window", 1024},
+          {"sliding_window_pattern", 6},
+          {"rope_theta", 1000000.0},
+          {"rope_local_base_freq", 10000.0},
+          {"rope_scaling", {{"factor", 8.0}, {"rope_type", "linear"}}},
+          {"final_logit_softcapping", nullptr}};
+}
+
+TEST(Gemma3Config, IsReadAsPublished) {
+  for (const char* type : {"gemma3_text", "gemma3"}) {
+    const ModelDescription d = windows_of(gemma3(), {{"model_type", type}});
+    EXPECT_THAT(d.windowed, ElementsAre(true, true, true, true, true, false, true));
+    EXPECT_EQ(d.window, 1024);
+    EXPECT_EQ(d.query_scalar, 168);
+    EXPECT_EQ(d.rope.theta, 1e6);
+    EXPECT_EQ(d.rope.factor, 8);
+    ASSERT_TRUE(d.window_rope);
+    EXPECT_EQ(d.window_rope->theta, 1e4);
+    EXPECT_EQ(d.window_rope->factor, 1);
+    EXPECT_TRUE(d.tied && d.qk_norm && !d.qkv_bias);
+  }
+}
+
+TEST(Gemma3Config, WhatIsAbsentIsWhatTheClassTakes) {
+  const ModelDescription d = windows_of({{"model_type", "gemma3_text"},
+                                         {"vocab_size", 97},
+                                         {"hidden_size", 64},
+                                         {"num_hidden_layers", 6},
+                                         {"num_attention_heads", 8},
+                                         {"intermediate_size", 48}});
+  EXPECT_EQ(std::tuple(d.kv_heads, d.head_dim, d.positions, d.window), std::tuple(4, 256, 131072, 4096));
+  EXPECT_EQ(std::tuple(d.rope.theta, d.window_rope->theta, d.query_scalar), std::tuple(1e6, 1e4, 256.0));
+  EXPECT_TRUE(d.tied && !d.has_window(5) && d.has_window(4));
+}
+
+TEST(Gemma3Config, WhatIsNotComputedIsRefusedByItsKey) {
+  EXPECT_THAT(windows_refused(gemma3(), {{"final_logit_softcapping", 30.0}}), HasSubstr("soft-capping"));
+  EXPECT_THAT(windows_refused(gemma3(), {{"attn_logit_softcapping", 50.0}}), HasSubstr("soft-capping"));
+  EXPECT_THAT(windows_refused(gemma3(), {{"use_bidirectional_attention", true}}), HasSubstr("causal"));
+  EXPECT_THAT(windows_refused(gemma3(), {{"hidden_activation", "silu"}}), HasSubstr("gelu_pytorch_tanh"));
+  EXPECT_THAT(windows_refused(gemma3(), {{"rope_scaling", {{"factor", 8.0}, {"rope_type", "yarn"}}}}),
+              HasSubstr("\"linear\""));
+  EXPECT_EQ(windows_refused(json{{"model_type", "gemma3"}, {"text_config", {{"model_type", "gemma3_text"}}}},
+                            json::object())
+                .find("vocab_size"),
+            std::string::npos);
+}
+
+TEST(Gemma3Config, WhatIsWrittenIsReadBack) {
+  for (const json& more : {json::object(), json{{"rope_scaling", nullptr}, {"query_pre_attn_scalar", 128}},
+                           json{{"tie_word_embeddings", false}, {"attention_bias", true}}}) {
+    const ModelDescription d = windows_of(gemma3(), more);
+    const std::string text = model_config_text(d, DType::bf16);
+    const ModelDescription e = parse_model_config(text, "written").description;
+    EXPECT_EQ(model_config_text(e, DType::bf16), text);
+    EXPECT_EQ(std::tie(e.windowed, e.window, e.query_scalar, e.rope.factor, e.window_rope->theta, e.tied),
+              std::tie(d.windowed, d.window, d.query_scalar, d.rope.factor, d.window_rope->theta, d.tied));
+    EXPECT_EQ(json::parse(text)["model_type"], "gemma3_text");
   }
 }
 

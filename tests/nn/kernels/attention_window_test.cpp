@@ -62,12 +62,14 @@ TEST(AttentionWindow, BothPassesMatchReference) {
     const bool f32 = c.dtype == DType::f32;
     expect_same_as_reference([&](Lab& lab) { return passes(lab, c, values_of(c)).out; },
                              f32 ? 1e-5 : (rounds ? 4.5 / 2 : 1) * epsilon(c.dtype), name(c) + " out");
-    expect_same_as_reference([&](Lab& lab) { return passes(lab, c, values_of(c)).lse; }, 1e-5, name(c) + " lse");
+    expect_same_as_reference([&](Lab& lab) { return passes(lab, c, values_of(c)).lse; }, 1e-5,
+                             name(c) + " lse");
     expect_same_as_reference([&](Lab& lab) { return passes(lab, c, values_of(c)).max_logits; }, 1e-5,
                              name(c) + " max_logits");
     // Of bf16 the two forwards differ as well, by which the sums of dout * out do: twice the bound.
     expect_same_as_reference([&](Lab& lab) { return passes(lab, c, values_of(c)).dqkv; },
-                             growth * (f32 ? 2e-5 : (rounds ? 7.0 : 2) * epsilon(c.dtype)), name(c) + " dqkv");
+                             growth * (f32 ? 2e-5 : (rounds ? 7.0 : 2) * epsilon(c.dtype)),
+                             name(c) + " dqkv");
   }
 }
 
@@ -124,7 +126,8 @@ TEST(AttentionWindow, RowsBehindACacheSeeTheSameKeys) {
       const Tensor qkv = lab.tensor(c.wide(), values_of(c), t);
       const Tensor k = lab.empty({c.seq, kv_heads * dim}, t), v = lab.empty(k.shape(), t);
       const auto columns = [&](const Tensor& to, int64_t begin) {
-        ops::strided_copy(lab.s, to, to.size(1), qkv.flat(begin, qkv.numel()), c.columns(), c.seq, to.size(1));
+        ops::strided_copy(lab.s, to, to.size(1), qkv.flat(begin, qkv.numel()), c.columns(), c.seq,
+                          to.size(1));
       };
       columns(k, heads * dim);
       columns(v, (heads + kv_heads) * dim);
