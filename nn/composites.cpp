@@ -22,6 +22,11 @@ Var geglu(const Var& gate_up) {
   return gelu(parts[0]) * parts[1];
 }
 
+Var clamped_swiglu(const Var& gate, const Var& up, double limit, double alpha) {
+  const Var g = minimum(gate, limit);
+  return (maximum(minimum(up, limit), -limit) + 1.0) * (g * sigmoid(alpha * g));
+}
+
 Var log_softmax(const Var& x, int64_t dim) { return x - logsumexp(x, {dim}, true); }
 
 Var smooth_l1(const Var& x, const Operand& target, double beta) {

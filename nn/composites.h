@@ -17,6 +17,9 @@ Var quick_gelu(const Var& x);
 /// result is [rows, hidden]. (Shazeer, GLU Variants Improve Transformer, 2020.)
 /// @throws ShapeMismatch for an odd number of columns.
 Var geglu(const Var& gate_up);
+/// Returns (up + 1) * gate * sigmoid(alpha * gate), with gate cut off above `limit` and up beyond -limit and limit: the
+/// product inside the experts of gpt-oss. gate and up have one shape and dtype. (OpenAI, gpt-oss, 2025, arXiv 2508.10925.)
+Var clamped_swiglu(const Var& gate, const Var& up, double limit = 7, double alpha = 1.702);
 /// Returns x - logsumexp(x) over dimension `dim`.
 Var log_softmax(const Var& x, int64_t dim = -1);
 

@@ -86,7 +86,7 @@ json llama_kind_text(const ModelDescription& d, const Family& family) {
                {"num_key_value_heads", d.kv_heads},
                {"rms_norm_eps", shortest(d.norm_eps)}};
   text["intermediate_size"] = d.hidden;
-  has_windows(d) ? add_rope_by_kind(d, text) : add_rope(d, text);
+  family.rope_by_kind ? add_rope_by_kind(d, text) : add_rope(d, text);
   if (family.window_pattern > 0) add_layer_kinds(d, text);
   if (is_gemma(d)) add_gemma(d, text);
   if (family.attention_bias) text["attention_bias"] = d.qkv_bias;

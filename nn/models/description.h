@@ -26,7 +26,8 @@ enum class ModelFamily {
   olmo2,
   glm4_moe,
   olmo3,
-  gemma3
+  gemma3,
+  gpt_oss
 };
 std::string_view to_string(ModelFamily family);
 
@@ -36,7 +37,7 @@ struct RopeDescription {
   int64_t columns = 0;                     // of a head that are rotated [partial_rotary_factor]; 0: all
   double factor = 1;                       // rope_type "linear": of gemma3, positions are divided by it
   std::optional<Llama3Scaling> scaling{};  // rope_type "llama3"
-  std::optional<YarnScaling> yarn{};       // rope_type "yarn", of deepseek_v3, kimi_k2 and olmo3
+  std::optional<YarnScaling> yarn{};       // rope_type "yarn", of deepseek_v3, kimi_k2, olmo3 and gpt_oss
 };
 
 /// Multi-head latent attention; see latent_attention(). Sizes as in config.json.
@@ -125,9 +126,15 @@ inline bool is_olmo(const ModelDescription& d) {
 /// Gemma 3 (Gemma team, 2025, arXiv 2503.19786): norms before and behind attention and MLP, with weights that are distances
 /// from 1; embeddings times sqrt(dim), rounded to their dtype; a gated GELU.
 inline bool is_gemma(const ModelDescription& d) { return d.family == ModelFamily::gemma3; }
+/// gpt-oss (OpenAI, 2025, arXiv 2508.10925): attention sinks, biases of attention, router and experts, clamped_swiglu().
+inline bool is_gpt_oss(const ModelDescription& d) { return d.family == ModelFamily::gpt_oss; }
 /// Families in which some blocks see a window of positions.
-inline bool has_windows(const ModelDescription& d) { return d.family == ModelFamily::olmo3 || is_gemma(d); }
+inline bool has_windows(const ModelDescription& d) {
+  return d.family == ModelFamily::olmo3 || is_gemma(d) || is_gpt_oss(d);
+}
 /// Families whose rotary positions YaRN may stretch.
-inline bool takes_yarn(const ModelDescription& d) { return is_deepseek(d) || d.family == ModelFamily::olmo3; }
+inline bool takes_yarn(const ModelDescription& d) {
+  return is_deepseek(d) || d.family == ModelFamily::olmo3 || is_gpt_oss(d);
+}
 
 }  // namespace sherd::nn

@@ -106,8 +106,8 @@ void check_groups(const ModelDescription& m, Problems& p) {
 
 void check_family(const ModelDescription& m, Problems& p) {
   const std::string_view family = to_string(m.family);
-  const bool experts =
-      m.family == ModelFamily::qwen3_moe || m.family == ModelFamily::mixtral || routes_in_groups(m);
+  const bool experts = m.family == ModelFamily::qwen3_moe || m.family == ModelFamily::mixtral ||
+                       routes_in_groups(m) || is_gpt_oss(m);
   p.unless((m.mixture.experts > 0) == experts,
            fmt::format("{} experts, but {} is a family {} them", m.mixture.experts, family,
                        experts ? "with" : "without"));
@@ -143,6 +143,8 @@ void check_family(const ModelDescription& m, Problems& p) {
   p.unless(
       m.query_scalar >= 0 && std::isfinite(m.query_scalar) && m.rope.factor > 0,
       fmt::format("query_scalar {} and rope factor {} must not be negative", m.query_scalar, m.rope.factor));
+  p.unless(!is_gpt_oss(m) || (m.mixture.normalise && !m.qk_norm),
+           "gpt_oss has normalised gates and no qk_norm");
   check_latent(m, p);
   check_yarn(m, p);
   check_windows(m, p);

@@ -47,6 +47,10 @@ void check_windows(const TrainConfig& c, const ModelSource& source, std::vector<
                     "in sequences of {}; "
                     "give --seq {}, or --device cpu",
                     window, c.model, c.seq, window));
+  if (is_gpt_oss(source.config.description) && sherd::parse_device_kind(c.device) == sherd::DeviceKind::cuda)
+    problems.push_back(fmt::format(
+        "--device cuda: --model {} has attention sinks, which are computed on CPUs alone; give --device cpu",
+        c.model));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ import tempfile
 
 import torch
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig, Glm4MoeConfig, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig,
+from transformers import (AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig, Glm4MoeConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig,
                           Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 from transformers.utils import logging
 
@@ -58,6 +58,9 @@ CONFIGS = {
                                     rope_parameters={"sliding_attention": dict(rope_type="default", rope_theta=1234.5),
                                                      "full_attention": dict(rope_type="linear", rope_theta=2345.5, factor=8.0)}),
     "gemma3_untied": Gemma3TextConfig(**SIZES, head_dim=8, attention_bias=True, tie_word_embeddings=False),
+    "gpt_oss": GptOssConfig(**SIZES, head_dim=12, num_local_experts=4, num_experts_per_tok=2, sliding_window=7,
+                            rope_parameters=dict(rope_type="yarn", rope_theta=1234.5, factor=8.0, truncate=False,
+                                                 original_max_position_embeddings=16)),
     "gpt2": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=80),
 }
 # What of a configuration makes the model.

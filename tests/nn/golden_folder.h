@@ -14,9 +14,9 @@
 
 namespace sherd::test {
 
-inline constexpr const char* kFamilies[] = {"gpt2",  "llama",     "mistral", "qwen2",
-                                            "qwen3", "qwen3_moe", "mixtral", "deepseek_v3",
-                                            "olmo2", "glm4_moe",  "olmo3",   "gemma3_text"};
+inline constexpr const char* kFamilies[] = {"gpt2",      "llama",       "mistral",     "qwen2", "qwen3",
+                                            "qwen3_moe", "mixtral",     "deepseek_v3", "olmo2", "glm4_moe",
+                                            "olmo3",     "gemma3_text", "gpt_oss"};
 
 inline void add_latent(const nlohmann::json& c, nn::ModelDescription& m) {
   nn::LatentDescription& l = m.latent;
@@ -41,8 +41,9 @@ inline void add_windows(const nlohmann::json& c, nn::ModelDescription& m) {
   const auto& rope = c.at("rope_parameters");
   m.window = c.at("sliding_window");
   for (const auto& type : c.at("layer_types")) m.windowed.push_back(type == "sliding_attention");
-  m.window_rope = nn::RopeDescription{.theta = rope.at("sliding_attention").at("rope_theta")};
-  const auto& full = rope.at("full_attention");
+  const bool by_kind = rope.contains("full_attention");
+  if (by_kind) m.window_rope = nn::RopeDescription{.theta = rope.at("sliding_attention").at("rope_theta")};
+  const auto& full = by_kind ? rope.at("full_attention") : rope;
   m.rope.theta = full.at("rope_theta");
   m.query_scalar = c.value("query_pre_attn_scalar", 0.0);
   if (full.at("rope_type") == "linear") m.rope.factor = full.at("factor");
@@ -50,7 +51,8 @@ inline void add_windows(const nlohmann::json& c, nn::ModelDescription& m) {
     m.rope.yarn = {.factor = full.at("factor"),
                    .beta_fast = full.at("beta_fast"),
                    .beta_slow = full.at("beta_slow"),
-                   .attention_factor = full.at("attention_factor"),
+                   .attention_factor = full.value("attention_factor", 0.0),
+                   .truncate = full.value("truncate", true),
                    .original_max_position_embeddings = full.at("original_max_position_embeddings")};
 }
 
@@ -59,7 +61,7 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   using nn::ModelFamily;
   nn::ModelDescription m;
   const std::string type = c.at("model_type");
-  for (ModelFamily f = ModelFamily::gpt2; f <= ModelFamily::gemma3;
+  for (ModelFamily f = ModelFamily::gpt2; f <= ModelFamily::gpt_oss;
        f = static_cast<ModelFamily>(static_cast<int>(f) + 1))
     if (to_string(f) == type) m.family = f;
   m.vocab = c.at("vocab_size");
@@ -79,11 +81,9 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   m.out_bias = c.value("attention_bias", false), m.mlp_bias = c.value("mlp_bias", false);
   m.qk_norm =
       m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe || is_olmo(m) || is_gemma(m);
-  if (has_windows(m)) {
-    add_windows(c, m);
-    return m;
-  }
   const auto& rope = c.at("rope_parameters");
+  if (has_windows(m)) add_windows(c, m);
+  if (m.window_rope) return m;
   m.rope.theta = rope.at("rope_theta");
   if (rope.at("rope_type") == "llama3")
     m.rope.scaling = {rope.at("factor"), rope.at("low_freq_factor"), rope.at("high_freq_factor"),

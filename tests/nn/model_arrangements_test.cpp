@@ -22,7 +22,8 @@ constexpr int64_t kSeq = 9;
 ModelDescription described(const char* family) { return GoldenFolder(family).description; }
 
 TEST(Arrangements, StrategiesAndRecomputationHaveTheSameBits) {
-  for (const char* family : {"llama", "qwen3_moe", "deepseek_v3", "glm4_moe", "olmo3", "gemma3_text"}) {
+  for (const char* family :
+       {"llama", "qwen3_moe", "deepseek_v3", "glm4_moe", "olmo3", "gemma3_text", "gpt_oss"}) {
     ModelDescription m = described(family);
     if (routes_in_groups(m)) m.mixture.balance = 0.01, m.mixture.bias_speed = 0.01;
     for (const int tp : is_olmo(m) ? std::vector{1} : std::vector{1, 2}) {
@@ -179,7 +180,8 @@ TEST(Arrangements, TokenByTokenWithACacheIsTheWholeSequence) {
         Arrangement{.name = "qwen3_moe", .ranks = 2, .tp = 2, .ep = 2},
         Arrangement{.name = "deepseek_v3", .ranks = 2, .tp = 2, .ep = 2},
         Arrangement{.name = "glm4_moe", .ranks = 2, .tp = 2, .ep = 2}, Arrangement{.name = "olmo3"},
-        Arrangement{.name = "gemma3_text", .ranks = 2, .tp = 2}})
+        Arrangement{.name = "gemma3_text", .ranks = 2, .tp = 2},
+        Arrangement{.name = "gpt_oss", .ranks = 2, .tp = 2, .ep = 2}})
     launch(a.ranks, [&](RankContext& rank) {
       const ModelDescription m = described(a.name);
       ArrangedModel arranged(rank, m, a, 5);

@@ -33,9 +33,12 @@ struct Family {
   /// Of blocks with a window, as theta of the others; and the key that it has outside of rope_parameters, if any.
   double window_theta = 10000;
   const char* window_theta_key = nullptr;
+  /// "rope_parameters" has an object for each kind of block.
+  bool rope_by_kind = false;
   bool tied = false;  // where "tie_word_embeddings" is absent
   /// "attention_bias" is known (of q, k, v and o); otherwise q, k and v have biases as qkv_bias says.
   bool attention_bias = false;
+  bool attention_bias_default = false;  // where it is absent
   bool qkv_bias = false;
   bool mlp_bias = false;  // "mlp_bias" is known
   bool qk_norm = false;
@@ -56,6 +59,7 @@ constexpr Family gemma3(std::string_view model_type) {
           .window = 4096,
           .window_pattern = 6,
           .window_theta_key = "rope_local_base_freq",
+          .rope_by_kind = true,
           .tied = true,
           .attention_bias = true,
           .qk_norm = true};
@@ -150,8 +154,23 @@ constexpr Family kFamilies[] = {
      .window = 4096,
      .window_pattern = 4,
      .window_theta = 500000,
+     .rope_by_kind = true,
      .attention_bias = true,
      .qk_norm = true},
+    {.family = ModelFamily::gpt_oss,
+     .model_type = "gpt_oss",
+     .architecture = "GptOssForCausalLM",
+     .kv_heads = 8,
+     .head_dim = 64,
+     .positions = 131072,
+     .norm_eps = 1e-5,
+     .theta = 150000,
+     .windows = false,
+     .window = 128,
+     .window_pattern = 2,
+     .attention_bias = true,
+     .attention_bias_default = true,
+     .experts = true},
     gemma3("gemma3_text"),
     // Text alone, as the configuration of the model with images may be named.
     gemma3("gemma3"),

@@ -10,7 +10,7 @@ namespace sherd::ops {
 using namespace door;
 
 void cached_attention(Stream& s, const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
-                      int64_t length, int64_t heads, int64_t kv_heads, int64_t window) {
+                      int64_t length, int64_t heads, int64_t kv_heads, int64_t window, const Tensor& sinks) {
   Check check("cached_attention");
   check.dims("q", q, 2).dims("out", out, 2).dims("k", k, 2);
   check.dtype("q", q, kActivations);
@@ -33,6 +33,7 @@ void cached_attention(Stream& s, const Tensor& out, const Tensor& q, const Tenso
   check.that(k.size(0) >= length + rows && k.size(1) == kv_heads * head_dim,
              fmt::format("k is {}, must be [at least {} + {}, {} x {}]", to_string(k.shape()), length, rows,
                          kv_heads, head_dim));
+  if (sinks.defined()) check.dtype("sinks", sinks, DType::f32).shape("sinks", sinks, {heads});
   check.shape("v", v, k.shape()).done();
   require_distinct("cached_attention", out, q);
   const CachedAttentionArgs a{.rows = rows,
@@ -42,6 +43,7 @@ void cached_attention(Stream& s, const Tensor& out, const Tensor& q, const Tenso
                               .head_dim = head_dim,
                               .q_stride = q.size(1),
                               .window = window < length + rows ? window : 0,
+                              .sinks = pointer<float>(sinks),
                               .q = ref(q),
                               .k = ref(k),
                               .v = ref(v),

@@ -92,6 +92,7 @@ void cached_attention(ExecutionContext& context, const CachedAttentionArgs& a) {
   if (a.head_dim > 256)
     throw NotSupported("cached_attention: head_dim " + std::to_string(a.head_dim) +
                        "; CUDA kernels take at most 256, use more heads");
+  if (a.sinks != nullptr) throw NotSupported("cached_attention: CUDA kernels have no sinks; use the CPU");
   if (blocks > INT32_MAX)
     throw NotSupported("cached_attention: " + std::to_string(a.rows) + " rows of " + std::to_string(a.heads) +
                        " heads are more than a grid of 2^31 blocks; split the rows");

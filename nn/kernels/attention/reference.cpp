@@ -120,8 +120,9 @@ void cached_attention(ExecutionContext&, const CachedAttentionArgs& a) {
         for (int64_t d = 0; d < D; ++d) p[j] += get(a.q, i * a.q_stride + h * D + d) * get(a.k, row + d);
         p[j] *= scale;
       }
-      const double max = *std::max_element(p.begin(), p.end());
-      double sum = 0;
+      const double sink = a.sinks != nullptr ? a.sinks[h] : -std::numeric_limits<double>::infinity();
+      const double max = std::max(*std::max_element(p.begin(), p.end()), sink);
+      double sum = std::exp(sink - max);
       for (double& x : p) sum += x = std::exp(x - max);
       for (int64_t d = 0; d < D; ++d) {
         double o = 0;

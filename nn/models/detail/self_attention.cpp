@@ -38,6 +38,7 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
                       context.residual_values()),
                 context.in_dim());
   if (m.out_bias) out_bias_ = param(std::string(names.out) + ".bias", {m.dim}, constant(0));
+  if (is_gpt_oss(m)) sinks_ = tp.cut(param("sinks", {heads_}, context.values()), 0);
   if (!m.qk_norm) return;
   q_norm_ = param("q_norm.weight", {is_olmo(m) ? heads_ * m.head_dim : m.head_dim}, context.norm_values());
   k_norm_ = param("k_norm.weight", {is_olmo(m) ? kv_heads_ * m.head_dim : m.head_dim}, context.norm_values());
@@ -81,6 +82,7 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
                                       .head_dim = m.head_dim,
                                       .max_logits = {},
                                       .window = window_,
+                                      .sinks = sinks_,
                                       .cache = cache});
   return add_row_parallel(context_, rows, residual, seen, out_, out_bias_);
 }

@@ -12,7 +12,7 @@
 
 namespace sherd::nn::detail {
 
-/// residual + out(attention(q, k, v of x)), with grouped queries, biases, norms of heads and rope as the
+/// residual + out(attention(q, k, v of x)), with grouped queries, biases, norms of heads, rope, windows and sinks as the
 /// description says. Tensor-parallel: a rank has heads / tp query heads and kv_heads / tp key heads. Key
 /// heads that tp does not divide are computed whole on every rank, which takes those that its queries need.
 class SelfAttention : public Module<SelfAttention> {
@@ -35,7 +35,7 @@ class SelfAttention : public Module<SelfAttention> {
   std::vector<int64_t> shared_;              // key heads that it takes of all; empty: it has its own
   int64_t kv_heads_;                         // of what attention() gets
   std::vector<Parameter> weights_, biases_;  // q, k, v
-  Parameter out_, out_bias_, q_norm_, k_norm_;
+  Parameter out_, out_bias_, q_norm_, k_norm_, sinks_;
 };
 
 }  // namespace sherd::nn::detail

@@ -1,4 +1,4 @@
-// config.json of families with windows in some blocks: olmo3 and gemma3.
+// config.json of families with windows in some blocks: olmo3, gemma3 and gpt_oss.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -192,6 +192,70 @@ TEST(Gemma3Config, WhatIsWrittenIsReadBack) {
     EXPECT_EQ(std::tie(e.windowed, e.window, e.query_scalar, e.rope.factor, e.window_rope->theta, e.tied),
               std::tie(d.windowed, d.window, d.query_scalar, d.rope.factor, d.window_rope->theta, d.tied));
     EXPECT_EQ(json::parse(text)["model_type"], "gemma3_text");
+  }
+}
+
+/// As published, without what only other programs read and without the quantisation.
+json gpt_oss() {
+  return {{"model_type", "gpt_oss"},
+          {"vocab_size", 201088},
+          {"hidden_size", 2880},
+          {"num_hidden_layers", 3},
+          {"num_attention_heads", 64},
+          {"num_key_value_heads", 8},
+          {"head_dim", 64},
+          {"intermediate_size", 2880},
+          {"num_local_experts", 32},
+          {"num_experts_per_tok", 4},
+          {"sliding_window", 128},
+          {"swiglu_limit", 7.0},
+          {"rope_theta", 150000},
+          {"rope_scaling",
+           {{"beta_fast", 32.0},
+            {"beta_slow", 1.0},
+            {"factor", 32.0},
+            {"original_max_position_embeddings", 4096},
+            {"rope_type", "yarn"},
+            {"truncate", false}}}};
+}
+
+TEST(GptOssConfig, IsReadAsPublishedAndWithoutRotarySettings) {
+  json bare = gpt_oss();
+  for (const char* key : {"rope_theta", "rope_scaling", "sliding_window", "num_experts_per_tok"})
+    bare.erase(key);
+  for (const json& c : {gpt_oss(), bare}) {
+    const ModelDescription d = windows_of(c);
+    EXPECT_THAT(d.windowed, ElementsAre(true, false, true));
+    EXPECT_EQ(d.window, 128);
+    EXPECT_EQ(d.mixture, (nn::MixtureDescription{.experts = 32, .top_k = 4, .hidden = 2880}));
+    EXPECT_TRUE(d.qkv_bias && d.out_bias && !d.tied && !d.window_rope);
+    EXPECT_EQ(d.rope.theta, 150000);
+    ASSERT_TRUE(d.rope.yarn);
+    EXPECT_EQ(d.rope.yarn->factor, 32);
+    EXPECT_FALSE(d.rope.yarn->truncate);
+  }
+}
+
+TEST(GptOssConfig, WhatIsNotComputedIsRefusedByItsKey) {
+  EXPECT_THAT(windows_refused(gpt_oss(), {{"quantization_config", {{"quant_method", "mxfp4"}}}}),
+              HasSubstr("Mxfp4Config(dequantize=True)"));
+  EXPECT_THAT(windows_refused(gpt_oss(), {{"swiglu_limit", 5.0}}), HasSubstr("\"swiglu_limit\" is 5.0"));
+  EXPECT_THAT(windows_refused(gpt_oss(), {{"rope_scaling", {{"rope_type", "llama3"}}}}),
+              HasSubstr("\"yarn\""));
+  EXPECT_THAT(windows_refused(gpt_oss(), {{"num_experts_per_tok", 33}}), HasSubstr("32 experts"));
+}
+
+TEST(GptOssConfig, WhatIsWrittenIsReadBack) {
+  for (const json& more : {json::object(), json{{"attention_bias", false}, {"tie_word_embeddings", true}},
+                           json{{"rope_scaling", nullptr},
+                                {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}}}}}) {
+    const ModelDescription d = windows_of(gpt_oss(), more);
+    const std::string text = model_config_text(d, DType::bf16);
+    const ModelDescription e = parse_model_config(text, "written").description;
+    EXPECT_EQ(model_config_text(e, DType::bf16), text);
+    EXPECT_EQ(std::tie(e.windowed, e.window, e.mixture, e.qkv_bias, e.tied),
+              std::tie(d.windowed, d.window, d.mixture, d.qkv_bias, d.tied));
+    EXPECT_EQ(e.rope.yarn.has_value(), d.rope.yarn.has_value());
   }
 }
 
