@@ -15,8 +15,9 @@ SinksArgs sinks_args(Check& check, const Tensor& out, const Tensor& lse, const T
   check.dtype("lse", lse, DType::f32).dtype("sinks", sinks, DType::f32).done();
   const int64_t batch = lse.size(0), heads = lse.size(1), seq = lse.size(2);
   check.shape("sinks", sinks, {heads});
-  check.that(out.size(0) == batch * seq && heads > 0 && out.size(1) % heads == 0,
-             fmt::format("out is {}, must be [{} x {}, {} x head_dim]", to_string(out.shape()), batch, seq, heads));
+  check.that(
+      out.size(0) == batch * seq && heads > 0 && out.size(1) % heads == 0,
+      fmt::format("out is {}, must be [{} x {}, {} x head_dim]", to_string(out.shape()), batch, seq, heads));
   check.done();
   return {.batch = batch,
           .seq = seq,

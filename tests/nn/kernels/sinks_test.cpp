@@ -46,8 +46,9 @@ double sinks_tolerance(const SinksCase& c) {
 TEST(Sinks, BothPassesMatchReference) {
   if (kCuda) GTEST_SKIP() << "there are no CUDA kernels";
   for (const SinksCase& c : kSinksCases)
-    expect_same_as_reference([&](Lab& lab) { return sinks_passes(lab, c); }, sinks_tolerance(c),
-                             "seq " + std::to_string(c.seq) + " dim " + std::to_string(c.dim) + " " + name_of(c.dtype));
+    expect_same_as_reference(
+        [&](Lab& lab) { return sinks_passes(lab, c); }, sinks_tolerance(c),
+        "seq " + std::to_string(c.seq) + " dim " + std::to_string(c.dim) + " " + name_of(c.dtype));
 }
 
 // Of one head of width 2 with two positions: a third key whose score is the sink, and whose value is 0.
@@ -65,9 +66,11 @@ TEST(Sinks, AreOneMoreKeyWhoseValueIsZero) {
                   f((8 * a + 2 * b) / (a + b + sink))},
                  1e-5);
     expect_close(lab.floats(lse), {f(std::log(a + sink)), f(std::log(a + b + sink))}, 1e-6);
-    const Tensor k = lab.tensor({2, 2}, {2, 0, 3, 0}), v = lab.tensor({2, 2}, {4, 8, 6, 2}), last = lab.empty({1, 2});
+    const Tensor k = lab.tensor({2, 2}, {2, 0, 3, 0}), v = lab.tensor({2, 2}, {4, 8, 6, 2}),
+                 last = lab.empty({1, 2});
     ops::cached_attention(lab.s, last, qkv.rows(1, 2), k, v, 1, 1, 1, 0, sinks);
-    expect_close(lab.floats(last), {f((4 * a + 6 * b) / (a + b + sink)), f((8 * a + 2 * b) / (a + b + sink))}, 1e-5);
+    expect_close(lab.floats(last), {f((4 * a + 6 * b) / (a + b + sink)), f((8 * a + 2 * b) / (a + b + sink))},
+                 1e-5);
   }
 }
 
