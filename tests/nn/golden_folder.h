@@ -130,6 +130,20 @@ struct GoldenFolder {
     return t;
   }
 
+  /// With a step the elements between those of the piece are read, too, and dropped.
+  static std::vector<float> values_of(CheckpointReader& reader, const CheckpointTensor& t,
+                                      const StoredPiece& piece) {
+    Box box = piece.in_tensor;
+    const int64_t first = box.offset.back() % piece.step;
+    box.offset.back() -= first;
+    box.size.back() *= piece.step;
+    std::vector<float> all(static_cast<size_t>(numel_of(box.size))), taken;
+    reader.read(t, {&box, 1}, all.data());
+    for (size_t i = static_cast<size_t>(first); i < all.size(); i += static_cast<size_t>(piece.step))
+      taken.push_back(all[i]);
+    return taken;
+  }
+
   /// Fills a sharded model from model.safetensors, each parameter read whole by every rank.
   void load(nn::CausalModel& model, const nn::ModelDescription& m) const {
     CheckpointReader reader = CheckpointReader::open(path / "model.safetensors");
@@ -148,8 +162,7 @@ struct GoldenFolder {
         const CheckpointTensor* t = reader.find(Section::model, piece.tensor);
         ASSERT_NE(t, nullptr) << piece.tensor;
         ASSERT_EQ(t->shape, piece.shape) << piece.tensor;
-        std::vector<float> values(static_cast<size_t>(numel_of(piece.in_tensor.size)));
-        reader.read(*t, {&piece.in_tensor, 1}, values.data());
+        const std::vector<float> values = values_of(reader, *t, piece);
         // Pieces are whole along all dimensions of the parameter but the first: neighbours in memory.
         const int64_t row = numel_of(shape) / shape[0];
         ASSERT_EQ(static_cast<int64_t>(values.size()), piece.in_parameter.size[0] * row) << piece.tensor;
