@@ -42,6 +42,23 @@ void each_piece(const Box& whole, Take take) {
   }
 }
 
+// The elements of a parameter's box. With a step the elements between them are read, too, and dropped.
+void read_piece(CheckpointReader& reader, const Source& source, const Box& box, std::vector<float>& values) {
+  const int64_t step = source.part->step;
+  Box stored = in_tensor(*source.part, box);
+  const int64_t first = stored.offset.back() % step;
+  stored.offset.back() -= first;
+  stored.size.back() *= step;
+  values.resize(static_cast<size_t>(numel_of(stored.size)));
+  reader.read(*source.tensor, {&stored, 1}, values.data());
+  widen_in_place(source.tensor->dtype, values);
+  if (step == 1) return;
+  const size_t count = values.size() / static_cast<size_t>(step);
+  for (size_t i = 0; i < count; ++i)
+    values[i] = values[i * static_cast<size_t>(step) + static_cast<size_t>(first)];
+  values.resize(count);
+}
+
 // What this rank holds of a parameter or an f32 buffer, from all tensors that it lies in.
 void read_values(CheckpointReader& reader, const Wanted& w, const std::vector<Source>& sources,
                  Stream& stream) {
@@ -52,10 +69,7 @@ void read_values(CheckpointReader& reader, const Wanted& w, const std::vector<So
       const auto common = intersect(own, source.part->in_parameter);
       if (!common) continue;
       each_piece(*common, [&](const Box& box) {
-        piece.resize(static_cast<size_t>(numel_of(box.size)));
-        const Box stored = in_tensor(*source.part, box);
-        reader.read(*source.tensor, {&stored, 1}, piece.data());
-        widen_in_place(source.tensor->dtype, piece);
+        read_piece(reader, source, box, piece);
         each_run(box, box, own, [&](int64_t from, int64_t to, int64_t count) {
           std::copy_n(piece.begin() + from, count, values.begin() + first + to);
         });

@@ -22,6 +22,8 @@ struct StoredPiece {
   std::vector<int64_t> shape;  // of the whole tensor in the file
   Box in_parameter;
   Box in_tensor;
+  /// Elements of in_tensor are this far apart along the last dimension, which is a multiple of it (interleaved columns).
+  int64_t step = 1;
 };
 
 /// Stored pieces by the parameter's full name. A parameter without an entry has one piece: all of it, under

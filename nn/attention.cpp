@@ -5,6 +5,7 @@
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/kernels/attention/attention.h>
 #include <sherd/nn/kernels/attention/cached_attention.h>
+#include <sherd/nn/kernels/sinks/sinks.h>
 
 namespace sherd::nn {
 
@@ -29,6 +30,11 @@ int64_t width_of_head(const Tensor& qkv, const AttentionOptions& o, int64_t kv_h
   return qkv.size(1) / columns;
 }
 
+/// Sinks in f32; undefined without.
+Tensor sinks_of(Stream& s, const AttentionOptions& o) {
+  return o.sinks.defined() ? as_dtype(s, o.sinks.data(), DType::f32) : Tensor();
+}
+
 /// Of rows that follow what is kept. The first ones are a sequence of their own: training's kernel is faster there.
 Var cached(const Var& qkv, const AttentionOptions& o, int64_t kv_heads, int64_t width) {
   if (o.batch != 1)
@@ -48,10 +54,15 @@ Var cached(const Var& qkv, const AttentionOptions& o, int64_t kv_heads, int64_t 
       {qkv},
       [&](Stream& s) {
         kept.append(s, in, o.heads);
-        if (before == 0)
-          ops::attention_forward(s, out, like_f32(in, {1, o.heads, in.size(0)}), in, 1, o.heads, kv_heads);
-        else
-          ops::cached_attention(s, out, in, kept.keys(), kept.values(), before, o.heads, kv_heads);
+        const Tensor sinks = sinks_of(s, o);
+        if (before == 0) {
+          const Tensor lse = like_f32(in, {1, o.heads, in.size(0)});
+          ops::attention_forward(s, out, lse, in, 1, o.heads, kv_heads, {}, o.window);
+          if (sinks.defined()) ops::sinks_forward(s, out, lse, sinks);
+        } else {
+          ops::cached_attention(s, out, in, kept.keys(), kept.values(), before, o.heads, kv_heads, o.window,
+                                sinks);
+        }
         return out;
       },
       nullptr);
@@ -71,14 +82,18 @@ Var attention(const Var& qkv, const AttentionOptions& o) {
   return function(
       {qkv},
       [&](Stream& s) {
-        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised);
+        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised, o.window);
+        if (const Tensor sinks = sinks_of(s, o); sinks.defined()) ops::sinks_forward(s, out, lse, sinks);
         return out;
       },
-      [in, out, lse, batch, heads, kv_heads](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        Tensor dqkv = like(in);
-        ops::attention_backward(s, dqkv, call.output().tensor(out), out, lse, in, batch, heads, kv_heads);
+      [in, out, lse, batch, kv_heads, o](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dqkv = like(in), dout = call.output().tensor(out);
+        ops::attention_backward(s, dqkv, dout, out, lse, in, batch, o.heads, kv_heads, o.window);
+        if (o.sinks.defined() && o.sinks.trainable())
+          ops::sinks_backward(s, o.sinks.grad(), dout, out, lse, sinks_of(s, o));
         return {dqkv};
-      });
+      },
+      o.sinks.defined() ? std::vector<Parameter>{o.sinks} : std::vector<Parameter>{});
 }
 
 }  // namespace sherd::nn

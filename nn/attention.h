@@ -17,6 +17,11 @@ struct AttentionOptions {
   /// Several forwards (microbatches, or a recomputation for backward) continue raising. The caller sets it to
   /// -infinity when a step begins.
   Tensor max_logits{};
+  /// Positions that a row sees at most, its own included; 0: all before it. CUDA devices compute windows of the
+  /// sequences' length or more, and those of a cache.
+  int64_t window = 0;
+  /// [heads] or not defined(): a learned logit of each head, which is one more key's score in its softmax; see SinksArgs.
+  Parameter sinks{};
   /// For generation: the rows of qkv are the next positions of one sequence after the cached ones, and are
   /// appended to the cache. Not in training: no gradient, and max_logits is not raised. Null: complete
   /// sequences.

@@ -1,6 +1,8 @@
 #include <sherd/nn/composites.h>
 
+#include <sherd/nn/activation.h>
 #include <sherd/nn/reductions.h>
+#include <sherd/nn/rows.h>
 
 namespace sherd::nn {
 
@@ -10,6 +12,21 @@ Var leaky_relu(const Var& x, double slope) { return where(less(0.0, x), x, slope
 // The exponential of a positive x is not used, and must not overflow: its gradient would be NaN.
 Var elu(const Var& x) { return where(less(0.0, x), x, exp(minimum(x, 0.0)) - 1.0); }
 Var quick_gelu(const Var& x) { return x * sigmoid(1.702 * x); }
+
+Var geglu(const Var& gate_up) {
+  const Tensor in = gate_up.value();
+  if (in.dim() != 2 || in.size(1) % 2 != 0)
+    throw ShapeMismatch("geglu: gate and up side by side must be [rows, 2 * hidden], not " +
+                        to_string(in.shape()));
+  const std::vector<Var> parts = split_columns(gate_up, {in.size(1) / 2, in.size(1) / 2});
+  return gelu(parts[0]) * parts[1];
+}
+
+Var clamped_swiglu(const Var& gate, const Var& up, double limit, double alpha) {
+  const Var g = minimum(gate, limit);
+  return (maximum(minimum(up, limit), -limit) + 1.0) * (g * sigmoid(alpha * g));
+}
+
 Var log_softmax(const Var& x, int64_t dim) { return x - logsumexp(x, {dim}, true); }
 
 Var smooth_l1(const Var& x, const Operand& target, double beta) {

@@ -13,6 +13,13 @@ Var leaky_relu(const Var& x, double slope = 0.01);
 Var elu(const Var& x);
 /// Returns x sigmoid(1.702 x), an approximation of GELU. (Hendrycks and Gimpel, 2016.)
 Var quick_gelu(const Var& x);
+/// Returns gelu(gate) * up for gate_up [rows, 2 * hidden] with gate in its first half of columns and up in the second; the
+/// result is [rows, hidden]. (Shazeer, GLU Variants Improve Transformer, 2020.)
+/// @throws ShapeMismatch for an odd number of columns.
+Var geglu(const Var& gate_up);
+/// Returns (up + 1) * gate * sigmoid(alpha * gate), with gate cut off above `limit` and up beyond -limit and limit: the
+/// product inside the experts of gpt-oss. gate and up have one shape and dtype. (OpenAI, gpt-oss, 2025, arXiv 2508.10925.)
+Var clamped_swiglu(const Var& gate, const Var& up, double limit = 7, double alpha = 1.702);
 /// Returns x - logsumexp(x) over dimension `dim`.
 Var log_softmax(const Var& x, int64_t dim = -1);
 

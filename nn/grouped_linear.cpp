@@ -22,14 +22,14 @@ Tensor at(const Tensor& stack, int64_t e) {
   return stack.rows(e, e + 1).view({stack.shape().begin() + 1, stack.shape().end()});
 }
 
-void check(const Tensor& x, const Offsets& offsets, const Parameter& w, const Parameter& bias) {
+void check(const Tensor& x, const Offsets& offsets, const Parameter& w, const Parameter& bias, bool in_out) {
   const Shape& s = w.shape();
-  if (s.size() != 3 || x.shape().size() != 2 || x.size(1) != s[2] ||
-      (bias.defined() && bias.shape() != Shape{s[0], s[1]}))
+  if (s.size() != 3 || x.shape().size() != 2 || x.size(1) != s[in_out ? 1 : 2] ||
+      (bias.defined() && bias.shape() != Shape{s[0], s[in_out ? 2 : 1]}))
     throw ShapeMismatch(
-        fmt::format("grouped_linear: x is {}, {} is {}{}; wanted are x [n, in], weight [groups, out, in] and "
+        fmt::format("grouped_linear: x is {}, {} is {}{}; wanted are x [n, in], weight [groups, {}] and "
                     "bias [groups, out]",
-                    to_string(x.shape()), w.name(), to_string(s),
+                    to_string(x.shape()), w.name(), to_string(s), in_out ? "in, out" : "out, in",
                     bias.defined() ? fmt::format(", {} is {}", bias.name(), to_string(bias.shape())) : ""));
   if (static_cast<int64_t>(offsets.size()) != s[0] + 1 || offsets.front() != 0 ||
       offsets.back() != x.size(0) || !std::is_sorted(offsets.begin(), offsets.end()))
@@ -64,10 +64,10 @@ void for_groups(Stream& s, const Offsets& offsets, F f, Empty empty) {
 
 }  // namespace
 
-Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Parameter& bias) {
+Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Parameter& bias, bool in_out) {
   const Tensor in = x.value();
-  check(in, offsets, w, bias);
-  const Shape out{in.size(0), w.shape()[1]};
+  check(in, offsets, w, bias, in_out);
+  const Shape out{in.size(0), w.shape()[in_out ? 2 : 1]};
   const auto forward = [&](Stream& s) {
     Tensor y = like(in, out);
     for_groups(
@@ -75,9 +75,9 @@ Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Para
         [&](int64_t e, int64_t begin, int64_t end) {
           const Tensor to = y.rows(begin, end), from = in.rows(begin, end), matrix = at(w.data(), e);
           if (bias.defined()) {
-            ops::gemm_bias(s, to, from, false, matrix, true, at(bias.data(), e));
+            ops::gemm_bias(s, to, from, false, matrix, !in_out, at(bias.data(), e));
           } else {
-            ops::gemm(s, to, from, false, matrix, true);
+            ops::gemm(s, to, from, false, matrix, !in_out);
           }
         },
         [](int64_t) {});
@@ -87,7 +87,7 @@ Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Para
   if (bias.defined()) parameters.push_back(bias);
   return function(
       {x}, forward,
-      [in, out, offsets, w, bias](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [in, out, offsets, w, bias, in_out](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dy = call.output().tensor(in.device(), out, in.dtype());
         const Tensor dx = call.wants(0) ? like(in) : Tensor();
         // Asked for also where no row came: the gradients of this call are zeros then, not missing.
@@ -98,9 +98,10 @@ Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Para
             [&](int64_t e, int64_t begin, int64_t end) {
               const Tensor d = dy.rows(begin, end);
               if (dw.grad.defined())
-                ops::gemm(s, at(dw.grad, e), d, true, in.rows(begin, end), false, 1, dw.beta);
+                in_out ? ops::gemm(s, at(dw.grad, e), in.rows(begin, end), true, d, false, 1, dw.beta)
+                       : ops::gemm(s, at(dw.grad, e), d, true, in.rows(begin, end), false, 1, dw.beta);
               if (dbias.defined()) ops::bias_backward(s, at(dbias, e), d);
-              if (dx.defined()) ops::gemm(s, dx.rows(begin, end), d, false, at(w.data(), e), false);
+              if (dx.defined()) ops::gemm(s, dx.rows(begin, end), d, false, at(w.data(), e), in_out);
             },
             [&](int64_t e) {
               if (dw.grad.defined() && dw.beta == 0) ops::fill(s, at(dw.grad, e), 0);

@@ -38,19 +38,19 @@ RowsGradient gradient_of_rows(const BackwardCall& call, const Tensor& in, const 
 
 // A weight in another dtype than the rows: all is computed in the weight's, and rounded to the rows' at the end. Of the
 // rows only the narrow copy is kept.
-Var rms_norm(const Var& x, const Parameter& w, float eps, const TensorParallel& tp) {
+Var rms_norm(const Var& x, const Parameter& w, float eps, const TensorParallel& tp, float base) {
   const Tensor in = x.value();
   const Tensor rstd = like_wide(in, {in.size(0)});
   return function(
       {x},
       [&](Stream& s) {
-        const Tensor weight = w.data(), rows = as_dtype(s, in, weight.dtype());
+        const Tensor weight = norm_weight(s, w, base), rows = as_dtype(s, in, weight.dtype());
         Tensor y = like(rows);
         ops::rms_norm_forward(s, y, rstd, rows, weight, eps);
         return as_dtype(s, y, in.dtype());
       },
-      [in, rstd, w, tp](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        const Tensor weight = w.data(), rows = as_dtype(s, in, weight.dtype());
+      [in, rstd, w, tp, base](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor weight = norm_weight(s, w, base), rows = as_dtype(s, in, weight.dtype());
         const Tensor dy = as_dtype(s, call.output().tensor(in), weight.dtype());
         const RowsGradient to = gradient_of_rows(call, in, rows);
         add_gradient(s, tp, w, in, [&](const Tensor& dw) {

@@ -11,7 +11,9 @@ namespace sherd::nn {
 /// weight's dtype, and y is rounded to x's. (Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.)
 /// @param tp ranks each of which has other rows of the same batch (possibly none), while w is unsharded on
 /// all of them: its gradient is summed over them.
-Var rms_norm(const Var& x, const Parameter& w, float eps = 1e-6f, const TensorParallel& tp = {});
+/// @param base is added to w, in f32, as in Gemma, whose weights are distances from 1; all is computed in f32 then
+Var rms_norm(const Var& x, const Parameter& w, float eps = 1e-6f, const TensorParallel& tp = {},
+             float base = 0);
 
 /// Returns y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * w + bias for each row: x [n, d], w [d],
 /// bias [d] or not defined(), of w's dtype, which may differ from x's as above. Saves x and two f32 per row.

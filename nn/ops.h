@@ -11,6 +11,7 @@
 #include <sherd/nn/kernels/norm/norm.h>                      // IWYU pragma: export
 #include <sherd/nn/kernels/reduction/reduction.h>            // IWYU pragma: export
 #include <sherd/nn/kernels/rope/rope.h>                      // IWYU pragma: export
+#include <sherd/nn/kernels/sinks/sinks.h>                    // IWYU pragma: export
 #include <sherd/nn/kernels/softmax/softmax.h>                // IWYU pragma: export
 #include <sherd/nn/kernels/strided/strided.h>                // IWYU pragma: export
 #include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>  // IWYU pragma: export

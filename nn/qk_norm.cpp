@@ -45,21 +45,24 @@ struct Normed {
   Heads heads;
   Parameter weight;
   Tensor rstd;
+  float base = 0;
 
   void forward(Stream& s, const Tensor& y, const Tensor& x, float eps) const {
-    const Tensor in = heads.gathered(s, x), out = like(in);
-    ops::rms_norm_forward(s, out, rstd, in, weight.data(), eps);
-    heads.scatter(s, y, out);
+    const Tensor w = norm_weight(s, weight, base), in = as_dtype(s, heads.gathered(s, x), w.dtype()),
+                 out = like(in);
+    ops::rms_norm_forward(s, out, rstd, in, w, eps);
+    heads.scatter(s, y, as_dtype(s, out, y.dtype()));
   }
   void backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x,
                 const TensorParallel& tp) const {
-    const Tensor in = heads.gathered(s, x), d = heads.gathered(s, dy), d_in = like(in);
+    const Tensor w = norm_weight(s, weight, base), in = as_dtype(s, heads.gathered(s, x), w.dtype()),
+                 d = as_dtype(s, heads.gathered(s, dy), w.dtype()), d_in = like(in);
     const auto into = [&](const GradTarget& dw) {
       if (dw.beta == 0) ops::fill(s, dw.grad, 0);
-      ops::rms_norm_backward(s, d_in, dw.grad, d, in, weight.data(), rstd);
+      ops::rms_norm_backward(s, d_in, dw.grad, d, in, w, rstd);
     };
     weight.trainable() ? add_summed(s, tp, weight, into) : into({like_f32(in, weight.shape()), 0});
-    heads.scatter(s, dx, d_in);
+    heads.scatter(s, dx, as_dtype(s, d_in, dx.dtype()));
   }
 };
 
@@ -92,7 +95,7 @@ Var normed(const Var& qkv, const Normed& of_q, const Normed& of_k, float eps, co
 }  // namespace
 
 Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps,
-            const TensorParallel& tp) {
+            const TensorParallel& tp, float base) {
   const Tensor x = qkv.value();
   const int64_t width = numel_of(q.shape());
   const int64_t others = x.dim() == 2 && width > 0 ? x.size(1) / width - heads : 0, kv_heads = others / 2;
@@ -103,9 +106,9 @@ Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t head
                     "[head_dim]",
                     to_string(x.shape()), heads, to_string(q.shape()), to_string(k.shape())));
   const int64_t rows = x.size(0), columns = x.size(1);
-  return normed(qkv, {{rows, columns, 0, heads, width}, q, like_f32(x, {rows * heads})},
-                {{rows, columns, heads * width, kv_heads, width}, k, like_f32(x, {rows * kv_heads})}, eps,
-                tp);
+  return normed(qkv, {{rows, columns, 0, heads, width}, q, like_f32(x, {rows * heads}), base},
+                {{rows, columns, heads * width, kv_heads, width}, k, like_f32(x, {rows * kv_heads}), base},
+                eps, tp);
 }
 
 Var projection_norm(const Var& qkv, const Parameter& q, const Parameter& k, float eps) {

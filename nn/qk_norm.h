@@ -15,9 +15,10 @@ namespace sherd::nn {
 /// 2020, in another form.)
 /// @param tp ranks of which each has other heads, while q and k are whole on all of them: their gradients are summed
 /// over them.
+/// @param base is added to q and k, as in rms_norm()
 /// @throws ShapeMismatch for columns that are not whole heads.
 Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps = 1e-6f,
-            const TensorParallel& tp = {});
+            const TensorParallel& tp = {}, float base = 0);
 
 /// RMSNorm of all columns of q together, and of all of k, as OLMo 2 does before rope(): qkv [rows, q's columns + 2 * k's]
 /// as above, weights q and k of as many elements as the columns that they scale; v stays. Keeps the same.

@@ -17,14 +17,16 @@ Var rope(Var x, const Tensor& inv_freq, const RopeOptions& o) {
       {std::move(x)},
       [&](Stream& s) {
         const Tensor y = in_place ? in : like(in);
-        ops::rope(s, y, in, inv_freq, o.batch, o.heads, o.first_position, /*inverse=*/false, o.head_dim);
+        ops::rope(s, y, in, inv_freq, o.batch, o.heads, o.first_position, /*inverse=*/false, o.head_dim,
+                  o.scale);
         return y;
       },
       [inv_freq, o, device = &in.device(), shape = in.shape(), type = in.dtype()](
           Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dy = call.take_output().tensor(*device, shape, type);
         const Tensor dx = dy.sole_owner() ? dy : like(dy);
-        ops::rope(s, dx, dy, inv_freq, o.batch, o.heads, o.first_position, /*inverse=*/true, o.head_dim);
+        ops::rope(s, dx, dy, inv_freq, o.batch, o.heads, o.first_position, /*inverse=*/true, o.head_dim,
+                  o.scale);
         return {dx};
       });
 }

@@ -10,6 +10,7 @@ struct RopeOptions {
   int64_t heads = 1;           ///< rotated heads, from the first column on: heads + kv_heads of a packed qkv
   int64_t first_position = 0;  ///< of the first row of each sequence
   int64_t head_dim = 0;        ///< columns of a head, of which the first ones are rotated; 0: all of them are
+  float scale = 1;  ///< of cosines and sines, so that rows and gradients are this many times as long
 };
 
 /// Rotates each of the first `heads` heads of x [batch * seq, columns] by its row's position; columns after

@@ -6,6 +6,7 @@
 
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/epilogue/epilogue.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
@@ -48,7 +49,8 @@ bool balances(const Var& x, const LoadBalancing& b) {
 
 }  // namespace
 
-RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParallel& tp) {
+RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParallel& tp,
+                           const Parameter& bias) {
   const Tensor in = x.value();
   const Shape shape{in.size(0), w.shape()[0]};
   const std::vector<Var> out = functions(
@@ -56,14 +58,20 @@ RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParalle
       [&](Stream& s) {
         Tensor logits = like_f32(in, shape);
         ops::gemm(s, logits, in, false, w.data(), true);
+        if (bias.defined()) ops::add_bias(s, logits, detail::as_dtype(s, bias.data(), DType::f32));
         return std::vector<Tensor>{logits, in};
       },
-      [in, shape, w, tp](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [in, shape, w, tp, bias](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Gradient &of_logits = call.output(0), &of_x = call.output(1);
         if (!of_logits.defined() && tp.size() == 1) return {of_x};
         // Whatever became of this rank's rows, the others wait for its part of the sum.
         const Gradient from_logits = of_logits.defined() ? of_logits : Gradient::constant(0);
         Tensor dlogits = from_logits.tensor(in.device(), shape, DType::f32);
+        if (bias.defined())
+          detail::add_summed(s, tp, bias, [&](const GradTarget& sums) {
+            if (sums.beta == 0) ops::fill(s, sums.grad, 0);
+            ops::bias_backward(s, sums.grad, dlogits);
+          });
         if (in.dtype() != DType::f32) {
           const Tensor narrow = like(in, shape);
           ops::cast(s, narrow, dlogits);
@@ -78,7 +86,7 @@ RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParalle
         ops::gemm(s, dx, dlogits, false, w.data(), false, 1, of_x.defined() ? 1 : 0);
         return {dx};
       },
-      {w});
+      bias.defined() ? std::vector<Parameter>{w, bias} : std::vector<Parameter>{w});
   return {out[0], out[1]};
 }
 

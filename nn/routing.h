@@ -29,11 +29,12 @@ struct RouterLogits {
   Var x;
 };
 
-/// logits = x w^T: x [n, d], w [experts, d] of one dtype. The gradient of the logits is rounded to x's dtype before
+/// logits = x w^T + bias: x [n, d], w [experts, d] and bias [experts] (or not defined()) of one dtype. The gradient of the logits is rounded to x's dtype before
 /// the two products that it goes into.
-/// @param tp ranks each of which has other rows of the same batch, while w is whole on all of them: its gradient is
-/// summed over them.
-RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParallel& tp = {});
+/// @param tp ranks each of which has other rows of the same batch, while w and bias are whole on all of them: their gradients
+/// are summed over them.
+RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParallel& tp = {},
+                           const Parameter& bias = {});
 
 struct LoadBalancing;
 

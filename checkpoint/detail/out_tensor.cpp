@@ -90,7 +90,6 @@ void write_tensor(Stream& stream, const std::vector<Wanted>& all, const OutTenso
     return;
   }
   const Shape shape = tensor.shape.empty() ? Shape{1} : tensor.shape;
-  const Box whole{Shape(shape.size(), 0), shape};
   std::vector<float> values;
   for (const StoredPart& part : tensor.parts) {
     const Wanted& w = all[part.wanted];
@@ -104,7 +103,9 @@ void write_tensor(Stream& stream, const std::vector<Wanted>& all, const OutTenso
       values = std::move(box);
     } else if (!box.empty()) {
       values.resize(static_cast<size_t>(numel_of(shape)));
-      each_run(part.in_tensor, part.in_tensor, whole, [&](int64_t from, int64_t to, int64_t count) {
+      const Box into = in_steps(part.in_tensor, part.step);
+      const Box all_of{Shape(into.size.size(), 0), in_steps(shape, part.step)};
+      each_run(into, into, all_of, [&](int64_t from, int64_t to, int64_t count) {
         std::copy_n(box.begin() + from, count, values.begin() + to);
       });
     }

@@ -52,7 +52,7 @@ class Builder {
       }
       std::vector<Box> covered;
       for (const StoredPiece& piece : found->second) {
-        const StoredPart part{i, box_of_1d(piece.in_parameter), box_of_1d(piece.in_tensor)};
+        const StoredPart part{i, box_of_1d(piece.in_parameter), box_of_1d(piece.in_tensor), piece.step};
         if (!is_inside(part.in_parameter, w.shape) || w.shape.size() > kMaxDims) {
           problem(w.name, fmt::format("has shape {}, which does not hold its box in '{}'", to_string(w.shape),
                                       piece.tensor));
@@ -80,7 +80,8 @@ class Builder {
     if (at->second.shape != shape) {
       problem(name, fmt::format("is in '{}' of shape {}, which has shape {} elsewhere", tensor,
                                 to_string(shape), to_string(at->second.shape)));
-    } else if (!is_inside(part.in_tensor, shape) ||
+    } else if (part.step < 1 || shape.back() % part.step != 0 ||
+               !is_inside(in_steps(part.in_tensor, part.step), in_steps(shape, part.step)) ||
                without_ones(part.in_tensor.size) != without_ones(part.in_parameter.size)) {
       problem(name, fmt::format("has a box {} that is not its box {} of '{}', which has shape {}",
                                 to_string(part.in_parameter.size), to_string(part.in_tensor.size), tensor,
@@ -110,6 +111,23 @@ StoredForm without_prefix(const StoredForm& form, const std::string& prefix) {
 }
 
 }  // namespace
+
+Box in_steps(const Box& box, int64_t step) {
+  if (step == 1) return box;
+  Box split = box;
+  split.offset.back() /= step;
+  split.offset.push_back(box.offset.back() % step);
+  split.size.push_back(1);
+  return split;
+}
+
+Shape in_steps(const Shape& whole, int64_t step) {
+  if (step == 1) return whole;
+  Shape split = whole;
+  split.back() /= step;
+  split.push_back(step);
+  return split;
+}
 
 std::vector<StoredForm> candidates(const std::vector<Wanted>& wanted, const StoredForms& forms) {
   Builder builder(wanted);
@@ -177,7 +195,8 @@ Box in_tensor(const StoredPart& part, const Box& box) {
   for (size_t d = 0; d < box.size.size(); ++d) {
     if (part.in_parameter.size[d] == 1) continue;
     while (part.in_tensor.size[t] == 1) ++t;
-    result.offset[t] += box.offset[d] - part.in_parameter.offset[d];
+    const int64_t step = t + 1 == result.offset.size() ? part.step : 1;
+    result.offset[t] += (box.offset[d] - part.in_parameter.offset[d]) * step;
     result.size[t] = box.size[d];
     ++t;
   }

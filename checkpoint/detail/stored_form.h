@@ -16,6 +16,7 @@ namespace sherd {
 struct StoredPart {
   size_t wanted = 0;  // its number
   Box in_parameter, in_tensor;
+  int64_t step = 1;  // StoredPiece::step
 };
 
 struct StoredTensor {
@@ -49,7 +50,11 @@ StoredForm choose(const std::vector<StoredForm>& candidates, const std::set<std:
 /// Comparison compares with what files have.
 std::vector<Wanted> as_wanted(const StoredForm& form, const std::vector<Wanted>& wanted);
 
-/// `box`, which lies in part.in_parameter, as a box of the stored tensor.
+/// `box`, which lies in part.in_parameter, as a box of the stored tensor; with a step, whose elements are as far apart.
 Box in_tensor(const StoredPart& part, const Box& box);
+
+/// The last dimension of a box or of a whole tensor as two: elements between neighbours of a step, and the place in it.
+Box in_steps(const Box& box, int64_t step);
+Shape in_steps(const Shape& whole, int64_t step);
 
 }  // namespace sherd

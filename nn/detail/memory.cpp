@@ -21,6 +21,14 @@ Tensor as_dtype(Stream& s, const Tensor& x, DType dtype) {
   return y;
 }
 
+Tensor norm_weight(Stream& s, const Parameter& w, float base) {
+  if (base == 0) return w.data();
+  const Tensor sum = like_f32(w.data(), w.shape());
+  ops::fill(s, sum, base);
+  ops::scaled_add(s, sum, 1, w.data());
+  return sum;
+}
+
 Tensor like_wide(const Tensor& x, Shape shape) {
   return x.dtype() == DType::f64 ? like(x, std::move(shape)) : like_f32(x, std::move(shape));
 }

@@ -21,6 +21,9 @@ Tensor like_wide(const Tensor& x, Shape shape);
 /// table.
 Tensor gradient_of(Stream& s, const Parameter& p, const Tensor& beside);
 
+/// The weight that a norm multiplies with: w itself where base is 0, else base + w in f32.
+Tensor norm_weight(Stream& s, const Parameter& w, float base);
+
 /// x itself, if it has that dtype, or a copy of another.
 Tensor as_dtype(Stream& s, const Tensor& x, DType dtype);
 

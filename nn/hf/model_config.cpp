@@ -13,6 +13,7 @@
 #include <sherd/nn/hf/detail/config_values.h>
 #include <sherd/nn/hf/detail/deepseek_config.h>
 #include <sherd/nn/hf/detail/families.h>
+#include <sherd/nn/hf/detail/window_config.h>
 
 namespace sherd::hf {
 namespace {
@@ -49,12 +50,6 @@ void require_parameters(ConfigObject& c, const ModelDescription& d) {
                          "experts) it would have {:.1e} parameters; correct the one that is too large",
                          d.vocab, d.dim, d.layers, d.mixture.experts > 0 ? d.mixture.hidden : d.hidden,
                          d.mixture.experts, all));
-}
-
-// Where there are several spellings: the first that is there, the first of all where none is.
-const char* spelling(const ConfigObject& c, std::initializer_list<const char*> keys) {
-  const auto found = std::find_if(keys.begin(), keys.end(), [&](const char* key) { return c.has(key); });
-  return found == keys.end() ? *keys.begin() : *found;
 }
 
 void read_activation(ConfigObject& c, const char* key, std::initializer_list<std::string_view> good) {
@@ -103,6 +98,14 @@ void read_rotated_part(ConfigObject& c, ConfigObject& rope, ModelDescription& d)
   d.rope.columns = columns_of_head == d.head_dim ? 0 : columns_of_head;
 }
 
+void refuse_own_bounds(ConfigObject& rope) {
+  if (rope.has("attention_factor"))
+    rope.refuse("attention_factor",
+                "only the factor that follows from mscale and mscale_all_dim is computed; remove it");
+  require_flag(rope, "truncate", true, true,
+               "only whole bounds of the range are computed; train a model with true");
+}
+
 void read_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
   // As transformers: rope_scaling, where it says something, takes the place of rope_parameters.
   const bool scaled = c.has("rope_scaling") && c.raw("rope_scaling") != nlohmann::json::object();
@@ -119,10 +122,13 @@ void read_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
   if (d.family == ModelFamily::glm4_moe) read_rotated_part(c, rope, d);
   const char* type_key = spelling(rope, {"rope_type", "type"});
   const std::string type = rope.text(type_key, "default");
-  if (type == "llama3" && !is_deepseek(d)) {
+  if (is_gpt_oss(d) && !scaled && !c.has("rope_parameters")) {
+    d.rope.yarn = YarnScaling{.factor = 32, .truncate = false, .original_max_position_embeddings = 4096};
+  } else if (type == "llama3" && !takes_yarn(d)) {
     d.rope.scaling = read_llama3(rope, d.positions);
-  } else if (type == "yarn" && is_deepseek(d)) {
+  } else if (type == "yarn" && takes_yarn(d)) {
     d.rope.yarn = read_yarn(rope, d.positions);
+    if (is_deepseek(d)) refuse_own_bounds(rope);
   } else if (rope.has("full_attention") || rope.has("sliding_attention")) {
     c.refuse(key,
              "rotary settings by kind of block are not computed; train a model with one setting for all");
@@ -132,7 +138,7 @@ void read_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
         fmt::format(
             "only the rotary embeddings \"default\" and \"{}\" are computed; train a model with one of "
             "these, or, for sequences within the original length, take the whole object out",
-            is_deepseek(d) ? "yarn" : "llama3"));
+            takes_yarn(d) ? "yarn" : "llama3"));
   }
 }
 
@@ -173,7 +179,7 @@ void read_experts(ConfigObject& c, const Family& family, ModelDescription& d) {
   if (c.has("num_experts") && c.has("num_local_experts") &&
       c.raw("num_experts") != c.raw("num_local_experts"))
     c.refuse("num_experts", fmt::format("num_local_experts is {}; leave one of them", d.mixture.experts));
-  d.mixture.top_k = c.integer("num_experts_per_tok", qwen ? 8 : 2, 1, kMaxExperts);
+  d.mixture.top_k = c.integer("num_experts_per_tok", qwen ? 8 : is_gpt_oss(d) ? 4 : 2, 1, kMaxExperts);
   if (d.mixture.top_k > d.mixture.experts)
     c.refuse("num_experts_per_tok",
              fmt::format("there are {} experts; choose at most that many", d.mixture.experts));
@@ -183,6 +189,10 @@ void read_experts(ConfigObject& c, const Family& family, ModelDescription& d) {
   // The loss has it only then.
   const double balance = c.number("router_aux_loss_coef", 0.001, 0, kHuge);
   d.mixture.balance = c.flag("output_router_logits", false) ? balance : 0;
+  if (is_gpt_oss(d))
+    for (const auto& [name, value] : {std::pair("swiglu_alpha", 1.702), {"swiglu_limit", 7.0}})
+      if (c.number(name, value, kTiny, kHuge) != value)
+        c.refuse(name, fmt::format("only {} is computed; train a model with it", value));
   if (!qwen) return;
   if (c.integer("decoder_sparse_step", 1, 0, kMaxSize) != 1)
     c.refuse("decoder_sparse_step", "only models with experts in every block are computed; train one with 1");
@@ -243,13 +253,17 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
     read_heads(c, family, d);
   d.positions = size(c, "max_position_embeddings", family.positions);
   d.norm_eps = static_cast<float>(c.number("rms_norm_eps", family.norm_eps, kTiny, kHuge));
-  d.qkv_bias = d.out_bias = family.attention_bias && c.flag("attention_bias", false);
+  d.qkv_bias = d.out_bias = family.attention_bias && c.flag("attention_bias", family.attention_bias_default);
   d.qkv_bias = d.qkv_bias || family.qkv_bias;
   d.mlp_bias = family.mlp_bias && c.flag("mlp_bias", false);
   d.qk_norm = family.qk_norm;
   if (d.family == ModelFamily::glm4_moe) d.out_bias = false, d.qk_norm = c.flag("use_qk_norm", false);
-  read_activation(c, "hidden_act", {"silu", "swish"});
-  read_rope(c, family, d);
+  if (is_gemma(d))
+    read_activation(c, "hidden_activation", {"gelu_pytorch_tanh"}), read_gemma(c, d);
+  else
+    read_activation(c, "hidden_act", {"silu", "swish"});
+  if (family.window_pattern > 0) read_layer_kinds(c, family, d);
+  family.rope_by_kind ? read_rope_by_kind(c, family, d) : read_rope(c, family, d);
   if (family.windows) read_window(c, family, config);
   if (is_deepseek(d))
     read_groups(c, {}, d, config.notes);
@@ -279,12 +293,22 @@ ModelConfig parse_model_config(std::string_view text, const std::string& source)
   }
   ModelDescription& d = config.description;
   d.family = family->family;
+  if (is_gemma(d) && c.has("text_config")) {
+    c.refuse("text_config",
+             "models with images are not read; save the text model alone, of model_type \"gemma3_text\"");
+    c.require_none();
+  }
   d.vocab = size(c, "vocab_size");
-  d.tied = c.flag("tie_word_embeddings", family->family == ModelFamily::gpt2);
+  d.tied = c.flag("tie_word_embeddings", family->family == ModelFamily::gpt2 || family->tied);
   d.init_std = static_cast<float>(c.number("initializer_range", 0.02, 0, kHuge));
   read_dtype(c, config);
   if (c.has("quantization_config"))
-    c.refuse("quantization_config", "quantised weights are not read; take the folder they were made from");
+    c.refuse("quantization_config",
+             is_gpt_oss(d)
+                 ? "MXFP4 weights are not read; convert the folder to bf16 with transformers: "
+                   "from_pretrained(folder, quantization_config=Mxfp4Config(dequantize=True)), then "
+                   "save_pretrained()"
+                 : "quantised weights are not read; take the folder they were made from");
   if (family->family == ModelFamily::gpt2)
     read_gpt2(c, config);
   else

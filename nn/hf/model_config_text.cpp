@@ -10,6 +10,7 @@
 #include <sherd/nn/hf/detail/config_object.h>
 #include <sherd/nn/hf/detail/deepseek_config.h>
 #include <sherd/nn/hf/detail/families.h>
+#include <sherd/nn/hf/detail/window_config.h>
 #include <sherd/nn/hf/model_config.h>
 
 namespace sherd::hf {
@@ -85,7 +86,9 @@ json llama_kind_text(const ModelDescription& d, const Family& family) {
                {"num_key_value_heads", d.kv_heads},
                {"rms_norm_eps", shortest(d.norm_eps)}};
   text["intermediate_size"] = d.hidden;
-  add_rope(d, text);
+  family.rope_by_kind ? add_rope_by_kind(d, text) : add_rope(d, text);
+  if (family.window_pattern > 0) add_layer_kinds(d, text);
+  if (is_gemma(d)) add_gemma(d, text);
   if (family.attention_bias) text["attention_bias"] = d.qkv_bias;
   if (family.mlp_bias) text["mlp_bias"] = d.mlp_bias;
   if (family.window_switch) text["use_sliding_window"] = false;
@@ -139,6 +142,9 @@ std::string model_config_text(const ModelDescription& d, DType dtype) {
   compare("head_dim", d.head_dim, again.head_dim);
   compare("latent.rope", d.latent.rope, again.latent.rope);
   compare("rope.columns", d.rope.columns, again.rope.columns);
+  compare("query_scalar", d.query_scalar > 0 ? d.query_scalar : static_cast<double>(d.head_dim),
+          again.query_scalar > 0 ? again.query_scalar : static_cast<double>(again.head_dim));
+  compare("window", d.windowed.empty() ? 0 : d.window, again.window);
   compare("mixture.dense_layers", d.mixture.dense_layers, again.mixture.dense_layers);
   compare("qkv_bias", d.qkv_bias, again.qkv_bias);
   compare("out_bias", d.out_bias, again.out_bias);

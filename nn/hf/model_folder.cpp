@@ -85,7 +85,8 @@ StoredForms stored_forms(const nn::ModelDescription& description) {
   const bool gpt2 = description.family == nn::ModelFamily::gpt2;
   StoredForms forms;
   forms.forms.push_back(nn::stored_names(description));
-  if (description.mixture.experts > 0) forms.forms.push_back(nn::stored_names(description, true));
+  if (description.mixture.experts > 0 && !is_gpt_oss(description))
+    forms.forms.push_back(nn::stored_names(description, true));
   forms.droppable_prefixes = {gpt2 ? "transformer." : "model."};
   // Causal masks, and the angles' frequencies, which older versions stored.
   if (gpt2)

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <sherd/nn/kernels/rope/rope.h>
 
@@ -23,7 +24,10 @@ enum class ModelFamily {
   deepseek_v3,
   kimi_k2,
   olmo2,
-  glm4_moe
+  glm4_moe,
+  olmo3,
+  gemma3,
+  gpt_oss
 };
 std::string_view to_string(ModelFamily family);
 
@@ -31,8 +35,9 @@ std::string_view to_string(ModelFamily family);
 struct RopeDescription {
   double theta = 10000;
   int64_t columns = 0;                     // of a head that are rotated [partial_rotary_factor]; 0: all
+  double factor = 1;                       // rope_type "linear": of gemma3, positions are divided by it
   std::optional<Llama3Scaling> scaling{};  // rope_type "llama3"
-  std::optional<YarnScaling> yarn{};       // rope_type "yarn", of deepseek_v3 and kimi_k2
+  std::optional<YarnScaling> yarn{};       // rope_type "yarn", of deepseek_v3, kimi_k2, olmo3 and gpt_oss
 };
 
 /// Multi-head latent attention; see latent_attention(). Sizes as in config.json.
@@ -83,16 +88,25 @@ struct ModelDescription {
   bool qkv_bias = false;   // qwen2, gpt2; [attention_bias]
   bool out_bias = false;   // of the projection behind attention: gpt2; [attention_bias] of llama
   bool mlp_bias = false;   // gpt2; [mlp_bias] of llama
-  /// Before rope q and k are normalised: of qwen3 and qwen3_moe each head, of olmo2 all heads together.
+  /// Before rope q and k are normalised: of qwen3, qwen3_moe and gemma3 each head, of olmo2 and olmo3 all heads together.
   bool qk_norm = false;
   /// Standard deviation of the first values of matrices [initializer_range].
   float init_std = 0.02f;
+  /// [query_pre_attn_scalar], of gemma3: scores are divided by its root; 0: by that of head_dim.
+  double query_scalar = 0;
   RopeDescription rope{};
+  /// Positions that a row of a block with has_window() sees at most, its own included [sliding_window].
+  int64_t window = 0;
+  /// By block, whether it has a window [layer_types]; empty: none has.
+  std::vector<bool> windowed{};
+  /// Of blocks with a window; absent: as of the others.
+  std::optional<RopeDescription> window_rope{};
   MixtureDescription mixture{};
   LatentDescription latent{};
 
   /// Whether block `layer` has experts.
   bool has_experts(int64_t layer) const { return mixture.experts > 0 && layer >= mixture.dense_layers; }
+  bool has_window(int64_t layer) const { return !windowed.empty() && windowed[static_cast<size_t>(layer)]; }
 };
 
 /// DeepSeek-V3's architecture (DeepSeek-AI, 2024, arXiv 2412.19437), which Kimi K2 (2025, arXiv 2507.20534) shares.
@@ -104,7 +118,23 @@ inline bool is_deepseek(const ModelDescription& d) {
 inline bool routes_in_groups(const ModelDescription& d) {
   return is_deepseek(d) || d.family == ModelFamily::glm4_moe;
 }
-/// OLMo 2 (OLMo team, 2024, arXiv 2501.00656): norms behind attention and MLP, inside the residual branch.
-inline bool is_olmo2(const ModelDescription& d) { return d.family == ModelFamily::olmo2; }
+/// OLMo 2 (OLMo team, 2024, arXiv 2501.00656): norms behind attention and MLP, inside the residual branch. OLMo 3 (2025)
+/// has windows besides.
+inline bool is_olmo(const ModelDescription& d) {
+  return d.family == ModelFamily::olmo2 || d.family == ModelFamily::olmo3;
+}
+/// Gemma 3 (Gemma team, 2025, arXiv 2503.19786): norms before and behind attention and MLP, with weights that are distances
+/// from 1; embeddings times sqrt(dim), rounded to their dtype; a gated GELU.
+inline bool is_gemma(const ModelDescription& d) { return d.family == ModelFamily::gemma3; }
+/// gpt-oss (OpenAI, 2025, arXiv 2508.10925): attention sinks, biases of attention, router and experts, clamped_swiglu().
+inline bool is_gpt_oss(const ModelDescription& d) { return d.family == ModelFamily::gpt_oss; }
+/// Families in which some blocks see a window of positions.
+inline bool has_windows(const ModelDescription& d) {
+  return d.family == ModelFamily::olmo3 || is_gemma(d) || is_gpt_oss(d);
+}
+/// Families whose rotary positions YaRN may stretch.
+inline bool takes_yarn(const ModelDescription& d) {
+  return is_deepseek(d) || d.family == ModelFamily::olmo3 || is_gpt_oss(d);
+}
 
 }  // namespace sherd::nn

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -47,8 +48,8 @@ void check_sizes(const ModelDescription& m, Problems& p) {
 void check_latent(const ModelDescription& m, Problems& p) {
   const LatentDescription& l = m.latent;
   if (!is_deepseek(m)) {
-    p.unless(l == LatentDescription{} && !m.rope.yarn,
-             fmt::format("latent attention and yarn scaling, which {} has not", to_string(m.family)));
+    p.unless(l == LatentDescription{},
+             fmt::format("latent attention, which {} has not", to_string(m.family)));
     return;
   }
   p.unless(l.kv_rank > 0 && l.q_rank >= 0 && l.nope >= 0 && l.rope > 0 && l.rope % 2 == 0 && l.value > 0,
@@ -59,11 +60,25 @@ void check_latent(const ModelDescription& m, Problems& p) {
            fmt::format("head_dim {} must be nope + rope, {}", m.head_dim, l.nope + l.rope));
   p.unless(m.kv_heads == m.heads, fmt::format("{} kv_heads; must be the {} heads", m.kv_heads, m.heads));
   p.unless(!m.qk_norm, fmt::format("{} has no qk_norm", to_string(m.family)));
+}
+
+void check_yarn(const ModelDescription& m, Problems& p) {
+  p.unless(takes_yarn(m) || !m.rope.yarn, fmt::format("yarn scaling, which {} has not", to_string(m.family)));
   if (const auto& y = m.rope.yarn)
     p.unless(y->factor >= 1 && y->beta_slow > 0 && y->beta_slow <= y->beta_fast &&
                  y->original_max_position_embeddings > 0 && m.rope.theta > 1,
              "yarn scaling: factor must be at least 1, beta_slow positive and at most beta_fast, the "
              "original length positive, theta above 1");
+}
+
+void check_windows(const ModelDescription& m, Problems& p) {
+  const auto blocks = static_cast<int64_t>(m.windowed.size());
+  const bool any = std::find(m.windowed.begin(), m.windowed.end(), true) != m.windowed.end();
+  p.unless(has_windows(m) || (!any && !m.window_rope),
+           fmt::format("windows or rotary settings of their own, which {} has not", to_string(m.family)));
+  p.unless(blocks == 0 || blocks == m.layers,
+           fmt::format("windows of {} blocks; the model has {}", blocks, m.layers));
+  p.unless(!any || m.window > 0, fmt::format("a window of {} positions must be positive", m.window));
 }
 
 void check_groups(const ModelDescription& m, Problems& p) {
@@ -91,8 +106,8 @@ void check_groups(const ModelDescription& m, Problems& p) {
 
 void check_family(const ModelDescription& m, Problems& p) {
   const std::string_view family = to_string(m.family);
-  const bool experts =
-      m.family == ModelFamily::qwen3_moe || m.family == ModelFamily::mixtral || routes_in_groups(m);
+  const bool experts = m.family == ModelFamily::qwen3_moe || m.family == ModelFamily::mixtral ||
+                       routes_in_groups(m) || is_gpt_oss(m);
   p.unless((m.mixture.experts > 0) == experts,
            fmt::format("{} experts, but {} is a family {} them", m.mixture.experts, family,
                        experts ? "with" : "without"));
@@ -121,8 +136,18 @@ void check_family(const ModelDescription& m, Problems& p) {
                    scaling->factor, scaling->low_freq_factor, scaling->high_freq_factor,
                    scaling->original_max_position_embeddings));
   }
-  p.unless(!is_olmo2(m) || (m.qk_norm && !m.mlp_bias), "olmo2 has qk_norm and no mlp_bias");
+  p.unless(!(is_olmo(m) || is_gemma(m)) || (m.qk_norm && !m.mlp_bias),
+           fmt::format("{} has qk_norm and no mlp_bias", family));
+  p.unless((m.query_scalar == 0 && m.rope.factor == 1) || is_gemma(m),
+           fmt::format("a query_scalar or linear rotary scaling, which {} has not", family));
+  p.unless(
+      m.query_scalar >= 0 && std::isfinite(m.query_scalar) && m.rope.factor > 0,
+      fmt::format("query_scalar {} and rope factor {} must not be negative", m.query_scalar, m.rope.factor));
+  p.unless(!is_gpt_oss(m) || (m.mixture.normalise && !m.qk_norm),
+           "gpt_oss has normalised gates and no qk_norm");
   check_latent(m, p);
+  check_yarn(m, p);
+  check_windows(m, p);
   check_groups(m, p);
   if (m.mixture.experts <= 0) return;
   p.unless(!m.mlp_bias, "experts have no biases (mlp_bias)");
@@ -137,7 +162,7 @@ void check_family(const ModelDescription& m, Problems& p) {
 void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problems& p) {
   const int tp = o.tp.size();
   p.unless(
-      tp == 1 || !is_olmo2(m),
+      tp == 1 || !is_olmo(m),
       fmt::format("{} tensor-parallel ranks; its norms span all heads, which is computed on one rank alone",
                   tp));
   p.unless(m.heads % tp == 0, fmt::format("{} tensor-parallel ranks do not divide {} heads", tp, m.heads));

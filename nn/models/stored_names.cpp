@@ -63,12 +63,36 @@ void add_experts(const ModelDescription& m, bool fused, StoredNames& all) {
   }
 }
 
+// gpt_oss: columns of gate and up alternate in one tensor [experts, dim, 2 hidden], so do their biases'.
+void add_gpt_oss_experts(const ModelDescription& m, StoredNames& all) {
+  const int64_t experts = m.mixture.experts, hidden = m.mixture.hidden;
+  for (int64_t layer = 0; layer < m.layers; ++layer) {
+    const std::string stack = fmt::format("model.layers.{}.mlp.experts.", layer);
+    const auto add = [&](const char* ours, const char* theirs, const Shape& shape, int64_t step,
+                         int64_t way) {
+      Shape whole = shape, begin(shape.size(), 0);
+      whole.back() *= step;
+      begin.back() = way;
+      all[stack + ours] = {{stack + theirs, whole, {Shape(shape.size(), 0), shape}, {begin, shape}, step}};
+    };
+    for (const int64_t way : {0, 1}) {
+      add(way == 0 ? "gate_proj.weight" : "up_proj.weight", "gate_up_proj", {experts, m.dim, hidden}, 2, way);
+      add(way == 0 ? "gate_proj.bias" : "up_proj.bias", "gate_up_proj_bias", {experts, hidden}, 2, way);
+    }
+    add("down_proj.weight", "down_proj", {experts, hidden, m.dim}, 1, 0);
+    add("down_proj.bias", "down_proj_bias", {experts, m.dim}, 1, 0);
+  }
+}
+
 }  // namespace
 
 StoredNames stored_names(const ModelDescription& m, bool fused_experts) {
   StoredNames all;
   if (m.family == ModelFamily::gpt2) add_gpt2(m, all);
-  if (m.mixture.experts > 0) add_experts(m, fused_experts, all);
+  if (is_gpt_oss(m))
+    add_gpt_oss_experts(m, all);
+  else if (m.mixture.experts > 0)
+    add_experts(m, fused_experts, all);
   return all;
 }
 

@@ -168,12 +168,16 @@ sherd::TokenWork token_work(const TrainConfig& c) {
   const int64_t attention = l.kv_rank > 0 ? queries + d.dim * (l.kv_rank + l.rope) +
                                                 d.heads * (l.kv_rank * (l.nope + l.value) + l.value * d.dim)
                                           : 2 * d.dim * d.head_dim * (d.heads + d.kv_heads);
+  const auto windows = static_cast<int64_t>(std::count(d.windowed.begin(), d.windowed.end(), true));
   const int64_t mixtures = m.experts > 0 ? d.layers - m.dense_layers : 0;
   const int64_t mixture = d.dim * (m.experts + matrices * (m.top_k + m.shared) * m.hidden);
   return {.weights = d.layers * attention + mixtures * mixture +
                      (d.layers - mixtures) * matrices * d.dim * d.hidden + d.dim * d.vocab,
           // Of latent attention half of the products with keys and half of those with values.
-          .attention_width = d.layers * d.heads * (l.kv_rank > 0 ? (d.head_dim + l.value) / 2 : d.head_dim)};
+          .attention_width =
+              (d.layers - windows) * d.heads * (l.kv_rank > 0 ? (d.head_dim + l.value) / 2 : d.head_dim),
+          .window_width = windows * d.heads * d.head_dim,
+          .window = d.window};
 }
 
 fs::path first_weights(const TrainConfig& c) {

@@ -131,6 +131,61 @@ TEST(StoredWeights, TheParametersOwnNamesAreReadToo) {
   EXPECT_EQ(read_bytes(folder / "again.safetensors"), read_bytes(folder / "own.safetensors"));
 }
 
+TEST(StoredWeights, ColumnsOfTwoParametersMayAlternate) {
+  const TemporaryFolder folder;
+  const StoredSizes n{.vocab = 8, .dim = 4, .experts = 4, .hidden = 3};
+  const std::string mixed = "transformer.h.0.mlp.experts.mixed";
+  StoredForms forms{.forms = {stored_names(n, true)}};
+  const Shape stack{n.experts, n.hidden, n.dim}, both{n.experts, n.hidden, 2 * n.dim};
+  forms.forms[0]["experts.gate"] = {{mixed, both, {{0, 0, 0}, stack}, {{0, 0, 0}, stack}, 2}};
+  forms.forms[0]["experts.up"] = {{mixed, both, {{0, 0, 0}, stack}, {{0, 0, 1}, stack}, 2}};
+  std::mt19937_64 random(7);
+  std::map<std::string, Shape> shapes = {{"transformer.wte.weight", {n.vocab, n.dim}},
+                                         {"transformer.h.0.attn.c_proj.weight", {n.dim, n.dim}},
+                                         {"transformer.h.0.ln_1.weight", {n.dim}}};
+  for (const auto& [parameter, pieces] : forms.forms[0]) shapes[pieces[0].tensor] = pieces[0].shape;
+  std::vector<FileTensor> tensors;
+  for (const auto& [name, shape] : shapes)
+    tensors.push_back({name, "F32", shape, exact_values("F32", numel_of(shape), random)});
+  write_folder(folder, "in", tensors);
+  for (const Spread& spread : kStoredSpreads) {
+    const fs::path out = folder / ("out" + std::to_string(spread.ranks())),
+                   own = folder / ("own" + std::to_string(spread.ranks()) + ".safetensors");
+    launch(spread.ranks(), [&](RankContext& r) {
+      StoredModel model(r, spread, n);
+      model.wrap();
+      import_weights(model, folder / "in", forms);
+      export_weights(model, own);
+      ExportOptions options;
+      if (r.world->rank() == 0) options.like = StoredFolder::open(folder / "in");
+      export_weights(model, out, forms, options);
+    });
+    EXPECT_EQ(contents(out), contents(folder / "in")) << spread.ranks();
+    const auto values = [&](const fs::path& file, const std::string& name) {
+      CheckpointReader reader = CheckpointReader::open(file);
+      const CheckpointTensor* t = reader.find(Section::model, name);
+      std::vector<float> all(static_cast<size_t>(numel_of(t->shape)));
+      const Box whole{Shape(t->shape.size(), 0), t->shape};
+      reader.read(*t, {&whole, 1}, all.data());
+      return all;
+    };
+    const std::vector<float> file = values(folder / "in/model.safetensors", mixed),
+                             gate = values(own, "experts.gate"), up = values(own, "experts.up");
+    ASSERT_EQ(gate.size() + up.size(), file.size());
+    for (size_t i = 0; i < gate.size(); ++i)
+      EXPECT_EQ(std::pair(gate[i], up[i]), std::pair(file[2 * i], file[2 * i + 1]));
+  }
+  forms.forms[0]["experts.up"][0].step = 3;
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                launch(1, [&](RankContext& r) {
+                  StoredModel model(r, {}, n);
+                  model.wrap();
+                  import_weights(model, folder / "in", forms);
+                });
+              }),
+              HasSubstr("experts.up"));
+}
+
 TEST(StoredWeights, OtherFilesBesideModelSafetensorsAreNotTheModels) {
   const TemporaryFolder folder;
   const StoredSizes n;

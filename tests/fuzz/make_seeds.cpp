@@ -135,7 +135,18 @@ constexpr const char* kConfigs[] = {
     R"("num_attention_heads":2,"moe_intermediate_size":4,"n_routed_experts":4,"num_experts_per_tok":2,"n_group":2,)"
     R"("topk_group":1,"first_k_dense_replace":1,"q_lora_rank":null,"kv_lora_rank":4,"qk_nope_head_dim":2,)"
     R"("qk_rope_head_dim":2,"v_head_dim":3,"num_nextn_predict_layers":1,"rope_scaling":{"type":"yarn","factor":4.0,)"
-    R"("beta_fast":32,"mscale":1.0,"mscale_all_dim":1.0,"original_max_position_embeddings":64}})"};
+    R"("beta_fast":32,"mscale":1.0,"mscale_all_dim":1.0,"original_max_position_embeddings":64}})",
+    R"({"model_type":"olmo3","vocab_size":9,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,)"
+    R"("num_attention_heads":2,"sliding_window":7,"layer_types":["sliding_attention","full_attention"],)"
+    R"("rope_parameters":{"sliding_attention":{"rope_type":"default","rope_theta":1e4},"full_attention":)"
+    R"({"rope_type":"yarn","factor":4.0,"attention_factor":1.2,"original_max_position_embeddings":64}}})",
+    R"({"model_type":"gemma3_text","vocab_size":9,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,)"
+    R"("num_attention_heads":4,"head_dim":4,"query_pre_attn_scalar":16,"sliding_window":7,"sliding_window_pattern":2,)"
+    R"("rope_theta":1e6,"rope_local_base_freq":1e4,"rope_scaling":{"rope_type":"linear","factor":8.0}})",
+    R"({"model_type":"gpt_oss","vocab_size":9,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,)"
+    R"("num_attention_heads":2,"num_key_value_heads":1,"num_local_experts":4,"num_experts_per_tok":2,"swiglu_limit":7.0,)"
+    R"("layer_types":["sliding_attention","full_attention"],"rope_scaling":{"rope_type":"yarn","factor":4.0,)"
+    R"("truncate":false,"original_max_position_embeddings":64}})"};
 
 constexpr const char* kSettings[] = {
     R"({"text":"path","word":"two","steps":7,"seed":18446744073709551615,"lr":1e-3,"least":null,"quiet":true})",

@@ -75,6 +75,9 @@ CASES = {
     "leaky_relu": of(grid(5, 3), lambda x: F.leaky_relu(x, 0.2)),
     "elu": of(grid(5, 3), F.elu),
     "quick_gelu": of(grid(5, 3), lambda x: x * torch.sigmoid(1.702 * x)),
+    "geglu": of(grid(5, 6), lambda x: F.gelu(x[:, :3], approximate="tanh") * x[:, 3:]),
+    "clamped_swiglu": of(grid(5, 3), grid(5, 3), lambda g, u: (u.clamp(-0.7, 0.7) + 1) * g.clamp(max=0.7) *
+                         torch.sigmoid(1.702 * g.clamp(max=0.7))),
     "log_softmax": of(grid(5, 3), lambda x: F.log_softmax(x, 0)),
     "smooth_l1": of(grid(5, 3), grid(5, 3),
                     lambda x, t: F.smooth_l1_loss(x, t + EVEN, reduction="none", beta=0.5)),

@@ -55,6 +55,24 @@ CONFIGS = {
                     tie_word_embeddings=False, rope_parameters=rope(7000.0)),
     "olmo2": dict(DECODER, hidden_size=32, intermediate_size=56, num_attention_heads=4, num_key_value_heads=2,
                   rms_norm_eps=1e-3, attention_bias=True, tie_word_embeddings=False, rope_parameters=rope(3500.0)),
+    # Four layers, three of them with a window of five of the twelve positions; yarn in the fourth.
+    "olmo3": dict(DECODER, num_hidden_layers=4, hidden_size=24, intermediate_size=40, num_attention_heads=4,
+                  num_key_value_heads=2, rms_norm_eps=1e-3, attention_bias=True, tie_word_embeddings=False, sliding_window=5,
+                  rope_parameters={"sliding_attention": rope(800.0),
+                                   "full_attention": rope(900.0, rope_type="yarn", factor=4.0, beta_fast=3.0, beta_slow=0.5,
+                                                          attention_factor=1.3, original_max_position_embeddings=16)}),
+    # Scores are divided by the root of another number than the head's width.
+    "gemma3_text": dict(DECODER, num_hidden_layers=3, hidden_size=32, intermediate_size=56, num_attention_heads=4,
+                        num_key_value_heads=2, head_dim=10, rms_norm_eps=1e-3, query_pre_attn_scalar=16, sliding_window=4,
+                        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                        rope_parameters={"sliding_attention": rope(800.0),
+                                         "full_attention": rope(5000.0, rope_type="linear", factor=2.5)}),
+    # Windows in every other layer; yarn with bounds that are not rounded.
+    "gpt_oss": dict(DECODER, num_hidden_layers=2, hidden_size=24, intermediate_size=14, num_local_experts=6, num_experts_per_tok=3,
+                    num_attention_heads=4, num_key_value_heads=2, head_dim=10, rms_norm_eps=1e-3, sliding_window=5,
+                    tie_word_embeddings=False,
+                    rope_parameters=rope(900.0, rope_type="yarn", factor=4.0, beta_fast=3.0, beta_slow=0.5, truncate=False,
+                                         original_max_position_embeddings=16)),
     "glm4_moe": dict(DECODER, hidden_size=24, intermediate_size=36, moe_intermediate_size=12, n_routed_experts=8,
                      n_shared_experts=1, num_experts_per_tok=2, n_group=2, topk_group=1, norm_topk_prob=True,
                      routed_scaling_factor=1.3, first_k_dense_replace=1, num_attention_heads=4, num_key_value_heads=2,
@@ -76,13 +94,14 @@ SEEDS = {"glm4_moe": 8}
 
 def random_model(family, seed):
     config = transformers.AutoConfig.for_model(family, **CONFIGS[family])
-    options = {"experts_implementation": "eager"} if "moe" in family or family in ("mixtral", "deepseek_v3", "glm4_moe") else {}
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", **options)
+    options = {"experts_implementation": "eager"} if "moe" in family or family in ("mixtral", "deepseek_v3", "glm4_moe", "gpt_oss") else {}
+    attention = "eager" if family == "gpt_oss" else "sdpa"
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention, **options)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, w in sorted(model.named_parameters()):
             spread = 0.15 if w.ndim >= 2 else 0.2
-            w.copy_(spread * torch.randn(w.shape, generator=generator) + (1.0 if is_norm(name) else 0.0))
+            w.copy_(spread * torch.randn(w.shape, generator=generator) + (1.0 if is_norm(name) and not family.startswith("gemma") else 0.0))
         for name, bias in sorted(model.named_buffers()):
             if name.endswith("e_score_correction_bias"):
                 bias.copy_(0.05 * torch.randn(bias.shape, generator=generator))
@@ -121,7 +140,7 @@ def orthogonalize(u):
     return x.T if u.shape[0] > u.shape[1] else x
 
 
-def matrices_of(name, w):
+def matrices_of(family, name, w):
     """The logical matrices of a parameter as transformers holds it: q, k and v of gpt2, gate and up of experts, heads of
     latent attention."""
     if "c_attn" in name:
@@ -134,6 +153,8 @@ def matrices_of(name, w):
         config = CONFIGS["deepseek_v3"]
         widths = [config["qk_nope_head_dim"], config["v_head_dim"]]
         return w.split(widths * config["num_attention_heads"])
+    if w.ndim == 3 and family == "gpt_oss":
+        return [m for e in w for m in ((e[:, ::2], e[:, 1::2]) if "gate_up" in name else [e])]
     if w.ndim == 3:
         return [m for e in w for m in (e.chunk(2) if "gate_up" in name else [e])]
     return [w]
@@ -142,7 +163,8 @@ def matrices_of(name, w):
 class Muon:
     """Plain, on whole matrices: EMA momentum, Nesterov, decoupled decay, scale 0.2 sqrt(max(rows, columns))."""
 
-    def __init__(self, named):
+    def __init__(self, family, named):
+        self.family = family
         self.weights = dict(named)
         self.buffers = {name: torch.zeros_like(w) for name, w in self.weights.items()}
 
@@ -152,24 +174,29 @@ class Muon:
             buffer = self.buffers[name].lerp_(w.grad, 0.05)
             update = w.grad.lerp(buffer, 0.95)
             w.mul_(1 - LR * DECAY)
-            for block, u in zip(matrices_of(name, w), matrices_of(name, update)):
+            for block, u in zip(matrices_of(self.family, name, w), matrices_of(self.family, name, update)):
                 block.sub_(LR * 0.2 * math.sqrt(max(u.shape)) * orthogonalize(u))
 
 
 def is_hidden(name, w):
     """What Muon takes: matrices of the layers but routers."""
     layered = ".layers." in name or ".h." in name
-    return layered and w.ndim >= 2 and not name.endswith("gate.weight")
+    return layered and w.ndim >= 2 and not name.endswith(("gate.weight", "router.weight", "bias"))
+
+
+def decays(name, w):
+    """Stacks of biases are matrices that do not."""
+    return w.ndim >= 2 and not name.endswith("bias")
 
 
 def train(model, steps, muon):
     named = list(model.named_parameters())
     to_muon = [(n, w) for n, w in named if muon and is_hidden(n, w)]
     taken = {n for n, _ in to_muon}
-    rest = [w for n, w in named if n not in taken]
-    groups = [{"params": [w for w in rest if w.ndim >= 2], "weight_decay": DECAY},
-              {"params": [w for w in rest if w.ndim < 2], "weight_decay": 0.0}]
-    optimizers = [torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)] + ([Muon(to_muon)] if muon else [])
+    rest = [(n, w) for n, w in named if n not in taken]
+    groups = [{"params": [w for n, w in rest if decays(n, w)], "weight_decay": DECAY},
+              {"params": [w for n, w in rest if not decays(n, w)], "weight_decay": 0.0}]
+    optimizers = [torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)] + ([Muon(model.config.model_type, to_muon)] if muon else [])
     losses = []
     for step in range(steps):
         ids = windows(step)

@@ -19,8 +19,8 @@ import tempfile
 
 import torch
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig,
-                          Olmo2Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig, Glm4MoeConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig,
+                          Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 from transformers.utils import logging
 
 torch.set_num_threads(1)
@@ -49,6 +49,18 @@ CONFIGS = {
                               n_group=2, topk_group=1, first_k_dense_replace=1, n_shared_experts=2,
                               rope_parameters=dict(rope_type="default", rope_theta=1234.5, partial_rotary_factor=0.5)),
     "olmo2": Olmo2Config(**SIZES, tie_word_embeddings=True),
+    "olmo3": Olmo3Config(**{**SIZES, "num_hidden_layers": 4}, sliding_window=7, tie_word_embeddings=True,
+                         rope_parameters={"sliding_attention": dict(rope_type="default", rope_theta=1234.5),
+                                          "full_attention": dict(rope_type="yarn", rope_theta=2345.5, factor=8.0, attention_factor=1.2,
+                                                                 original_max_position_embeddings=16)}),
+    "gemma3_text": Gemma3TextConfig(**{**SIZES, "num_hidden_layers": 4}, head_dim=12, sliding_window=7, query_pre_attn_scalar=16,
+                                    layer_types=["sliding_attention", "full_attention"] * 2,
+                                    rope_parameters={"sliding_attention": dict(rope_type="default", rope_theta=1234.5),
+                                                     "full_attention": dict(rope_type="linear", rope_theta=2345.5, factor=8.0)}),
+    "gemma3_untied": Gemma3TextConfig(**SIZES, head_dim=8, attention_bias=True, tie_word_embeddings=False),
+    "gpt_oss": GptOssConfig(**SIZES, head_dim=12, num_local_experts=4, num_experts_per_tok=2, sliding_window=7,
+                            rope_parameters=dict(rope_type="yarn", rope_theta=1234.5, factor=8.0, truncate=False,
+                                                 original_max_position_embeddings=16)),
     "gpt2": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=80),
 }
 # What of a configuration makes the model.
@@ -56,7 +68,7 @@ MEANT = ("vocab_size hidden_size intermediate_size num_hidden_layers num_attenti
          "rms_norm_eps layer_norm_epsilon rope_parameters tie_word_embeddings attention_bias mlp_bias num_local_experts "
          "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_inner n_embd model_type kv_lora_rank q_lora_rank "
          "qk_nope_head_dim qk_rope_head_dim v_head_dim rope_interleave n_routed_experts n_shared_experts n_group topk_group "
-         "first_k_dense_replace routed_scaling_factor use_qk_norm").split()
+         "first_k_dense_replace routed_scaling_factor use_qk_norm layer_types query_pre_attn_scalar").split()
 
 
 def require(ok, what):

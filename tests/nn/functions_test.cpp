@@ -204,6 +204,7 @@ TEST(Functions, RefuseWhatDoesNotFit) {
   EXPECT_THROW(nn::swiglu(t({2, 3}), t({2, 4})), ShapeMismatch);
   EXPECT_THROW(nn::swiglu(t({2, 3})), ShapeMismatch);
   EXPECT_THROW(nn::swiglu(t({4})), ShapeMismatch);
+  EXPECT_THROW(nn::geglu(t({2, 3})), ShapeMismatch);
   EXPECT_THROW(nn::softmax(t({})), ShapeMismatch);
   EXPECT_THROW(nn::mean_squared_error(t({2, 3}), t({3, 2}).value()), ShapeMismatch);
   EXPECT_THROW(nn::mean_squared_error(t({4}, DType::bf16), t({4}, DType::bf16).value()), ShapeMismatch);

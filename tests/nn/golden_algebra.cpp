@@ -44,6 +44,8 @@ GoldenTable arithmetic() {
       {"leaky_relu", of([](A x) { return nn::leaky_relu(x[0], 0.2); })},
       {"elu", of([](A x) { return nn::elu(x[0]); })},
       {"quick_gelu", of([](A x) { return nn::quick_gelu(x[0]); })},
+      {"geglu", of([](A x) { return nn::geglu(x[0]); })},
+      {"clamped_swiglu", of([](A x) { return nn::clamped_swiglu(x[0], x[1], 0.7); })},
       {"log_softmax", of([](A x) { return nn::log_softmax(x[0], 0); })},
       {"smooth_l1", of([](A x) { return nn::smooth_l1(x[0], x[1] + kEven, 0.5); })},
       {"binary_cross_entropy", of([](A x) { return nn::binary_cross_entropy(x[0], nn::sigmoid(x[1])); })},

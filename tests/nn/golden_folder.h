@@ -14,8 +14,9 @@
 
 namespace sherd::test {
 
-inline constexpr const char* kFamilies[] = {"gpt2",      "llama",   "mistral",     "qwen2", "qwen3",
-                                            "qwen3_moe", "mixtral", "deepseek_v3", "olmo2", "glm4_moe"};
+inline constexpr const char* kFamilies[] = {"gpt2",      "llama",       "mistral",     "qwen2", "qwen3",
+                                            "qwen3_moe", "mixtral",     "deepseek_v3", "olmo2", "glm4_moe",
+                                            "olmo3",     "gemma3_text", "gpt_oss"};
 
 inline void add_latent(const nlohmann::json& c, nn::ModelDescription& m) {
   nn::LatentDescription& l = m.latent;
@@ -36,14 +37,32 @@ inline void add_groups(const nlohmann::json& c, nn::ModelDescription& m) {
   x.groups = c.at("n_group"), x.top_groups = c.at("topk_group"), x.scaling = c.at("routed_scaling_factor");
 }
 
+inline void add_windows(const nlohmann::json& c, nn::ModelDescription& m) {
+  const auto& rope = c.at("rope_parameters");
+  m.window = c.at("sliding_window");
+  for (const auto& type : c.at("layer_types")) m.windowed.push_back(type == "sliding_attention");
+  const bool by_kind = rope.contains("full_attention");
+  if (by_kind) m.window_rope = nn::RopeDescription{.theta = rope.at("sliding_attention").at("rope_theta")};
+  const auto& full = by_kind ? rope.at("full_attention") : rope;
+  m.rope.theta = full.at("rope_theta");
+  m.query_scalar = c.value("query_pre_attn_scalar", 0.0);
+  if (full.at("rope_type") == "linear") m.rope.factor = full.at("factor");
+  if (full.at("rope_type") == "yarn")
+    m.rope.yarn = {.factor = full.at("factor"),
+                   .beta_fast = full.at("beta_fast"),
+                   .beta_slow = full.at("beta_slow"),
+                   .attention_factor = full.value("attention_factor", 0.0),
+                   .truncate = full.value("truncate", true),
+                   .original_max_position_embeddings = full.at("original_max_position_embeddings")};
+}
+
 /// What the tests need of config.json; programs read it with refusals.
 inline nn::ModelDescription description_of(const nlohmann::json& c) {
   using nn::ModelFamily;
   nn::ModelDescription m;
   const std::string type = c.at("model_type");
-  for (const ModelFamily f : {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral, ModelFamily::qwen2,
-                              ModelFamily::qwen3, ModelFamily::qwen3_moe, ModelFamily::mixtral,
-                              ModelFamily::deepseek_v3, ModelFamily::olmo2, ModelFamily::glm4_moe})
+  for (ModelFamily f = ModelFamily::gpt2; f <= ModelFamily::gpt_oss;
+       f = static_cast<ModelFamily>(static_cast<int>(f) + 1))
     if (to_string(f) == type) m.family = f;
   m.vocab = c.at("vocab_size");
   if (m.family == ModelFamily::gpt2) {
@@ -60,8 +79,11 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   m.tied = c.at("tie_word_embeddings");
   m.qkv_bias = m.family == ModelFamily::qwen2 || c.value("attention_bias", false);
   m.out_bias = c.value("attention_bias", false), m.mlp_bias = c.value("mlp_bias", false);
-  m.qk_norm = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe || is_olmo2(m);
+  m.qk_norm =
+      m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe || is_olmo(m) || is_gemma(m);
   const auto& rope = c.at("rope_parameters");
+  if (has_windows(m)) add_windows(c, m);
+  if (m.window_rope) return m;
   m.rope.theta = rope.at("rope_theta");
   if (rope.at("rope_type") == "llama3")
     m.rope.scaling = {rope.at("factor"), rope.at("low_freq_factor"), rope.at("high_freq_factor"),
@@ -108,6 +130,20 @@ struct GoldenFolder {
     return t;
   }
 
+  /// With a step the elements between those of the piece are read, too, and dropped.
+  static std::vector<float> values_of(CheckpointReader& reader, const CheckpointTensor& t,
+                                      const StoredPiece& piece) {
+    Box box = piece.in_tensor;
+    const int64_t first = box.offset.back() % piece.step;
+    box.offset.back() -= first;
+    box.size.back() *= piece.step;
+    std::vector<float> all(static_cast<size_t>(numel_of(box.size))), taken;
+    reader.read(t, {&box, 1}, all.data());
+    for (size_t i = static_cast<size_t>(first); i < all.size(); i += static_cast<size_t>(piece.step))
+      taken.push_back(all[i]);
+    return taken;
+  }
+
   /// Fills a sharded model from model.safetensors, each parameter read whole by every rank.
   void load(nn::CausalModel& model, const nn::ModelDescription& m) const {
     CheckpointReader reader = CheckpointReader::open(path / "model.safetensors");
@@ -126,8 +162,7 @@ struct GoldenFolder {
         const CheckpointTensor* t = reader.find(Section::model, piece.tensor);
         ASSERT_NE(t, nullptr) << piece.tensor;
         ASSERT_EQ(t->shape, piece.shape) << piece.tensor;
-        std::vector<float> values(static_cast<size_t>(numel_of(piece.in_tensor.size)));
-        reader.read(*t, {&piece.in_tensor, 1}, values.data());
+        const std::vector<float> values = values_of(reader, *t, piece);
         // Pieces are whole along all dimensions of the parameter but the first: neighbours in memory.
         const int64_t row = numel_of(shape) / shape[0];
         ASSERT_EQ(static_cast<int64_t>(values.size()), piece.in_parameter.size[0] * row) << piece.tensor;

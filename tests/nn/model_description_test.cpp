@@ -69,8 +69,17 @@ TEST(CausalModel, BadDescriptionsAreRefusedWithAllThatIsWrong) {
                     HasSubstr("2 kv_heads"), HasSubstr("3 dense layers of 3"),
                     HasSubstr("5 groups must divide 12"), HasSubstr("gates times 0"), HasSubstr("speed -1")));
   EXPECT_THAT(refusal(changed("llama", [](auto& m) { m.latent.kv_rank = 4, m.mixture.shared = 1; })),
-              AllOf(HasSubstr("latent attention and yarn scaling, which llama has not"),
-                    HasSubstr("shared experts")));
+              AllOf(HasSubstr("latent attention, which llama has not"), HasSubstr("shared experts")));
+  EXPECT_THAT(refusal(changed("llama",
+                              [](auto& m) {
+                                m.windowed = {true, false}, m.query_scalar = 8;
+                              })),
+              AllOf(HasSubstr("windows or rotary settings of their own, which llama has not"),
+                    HasSubstr("a query_scalar or linear rotary scaling, which llama has not")));
+  EXPECT_THAT(refusal(changed("olmo3", [](auto& m) { m.window = 0, m.windowed.pop_back(); })),
+              AllOf(HasSubstr("windows of 3 blocks; the model has 4"), HasSubstr("a window of 0 positions")));
+  EXPECT_THAT(refusal(changed("gpt_oss", [](auto& m) { m.mixture.normalise = false; })),
+              HasSubstr("gpt_oss has normalised gates"));
   EXPECT_THAT(refusal(changed("llama", [](auto&) {}), {.logits_chunk = -1}), HasSubstr("logits_chunk -1"));
 }
 

@@ -1,7 +1,9 @@
 // Values of config.json that several families read, with the bounds of all. Private to nn/hf.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -29,6 +31,12 @@ inline int64_t size(ConfigObject& c, const char* key, std::optional<int64_t> oth
 // A width of activations.
 inline int64_t columns(ConfigObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
   return c.integer(key, otherwise, 1, kMaxColumns);
+}
+
+// Where there are several spellings: the first that is there, the first of all where none is.
+inline const char* spelling(const ConfigObject& c, std::initializer_list<const char*> keys) {
+  const auto found = std::find_if(keys.begin(), keys.end(), [&](const char* key) { return c.has(key); });
+  return found == keys.end() ? *keys.begin() : *found;
 }
 
 // Refuses a setting that must be `wanted` because nothing else is computed.

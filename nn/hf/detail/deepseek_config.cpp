@@ -29,11 +29,8 @@ YarnScaling read_yarn(ConfigObject& rope, int64_t positions) {
   y.original_max_position_embeddings = size(rope, "original_max_position_embeddings", positions);
   if (y.beta_slow > y.beta_fast)
     rope.refuse("beta_slow", fmt::format("it must be at most beta_fast, which is {}", y.beta_fast));
-  if (rope.has("attention_factor"))
-    rope.refuse("attention_factor",
-                "only the factor that follows from mscale and mscale_all_dim is computed; remove it");
-  require_flag(rope, "truncate", true, true,
-               "only whole bounds of the range are computed; train a model with true");
+  if (rope.has("attention_factor")) y.attention_factor = rope.number("attention_factor", 1, kTiny, kHuge);
+  y.truncate = rope.flag("truncate", true);
   return y;
 }
 
@@ -45,6 +42,8 @@ nlohmann::json yarn_text(const YarnScaling& y) {
                          {"original_max_position_embeddings", y.original_max_position_embeddings}};
   if (y.mscale > 0) text["mscale"] = y.mscale;
   if (y.mscale_all_dim > 0) text["mscale_all_dim"] = y.mscale_all_dim;
+  if (y.attention_factor > 0) text["attention_factor"] = y.attention_factor;
+  if (!y.truncate) text["truncate"] = false;
   return text;
 }
 

@@ -27,7 +27,7 @@ void read_groups(ConfigObject& c, const GroupDefaults& otherwise, nn::ModelDescr
 void add_latent(const nn::ModelDescription& d, nlohmann::json& text);
 void add_groups(const nn::ModelDescription& d, nlohmann::json& text);
 
-/// Rotary settings of rope_type "yarn".
+/// Rotary settings of rope_type "yarn", whatever scales cosines and sines.
 YarnScaling read_yarn(ConfigObject& rope, int64_t positions);
 nlohmann::json yarn_text(const YarnScaling& yarn);
 

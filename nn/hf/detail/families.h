@@ -27,8 +27,18 @@ struct Family {
   bool window_switch = false;
   /// Blocks differ: "layer_types", or blocks from "max_window_layers" on, have windows.
   bool window_by_layer = false;
+  /// Where "layer_types" is absent: the last of every so many blocks has no window, the others have one; 0: windows are
+  /// no part of the family.
+  int64_t window_pattern = 0;
+  /// Of blocks with a window, as theta of the others; and the key that it has outside of rope_parameters, if any.
+  double window_theta = 10000;
+  const char* window_theta_key = nullptr;
+  /// "rope_parameters" has an object for each kind of block.
+  bool rope_by_kind = false;
+  bool tied = false;  // where "tie_word_embeddings" is absent
   /// "attention_bias" is known (of q, k, v and o); otherwise q, k and v have biases as qkv_bias says.
   bool attention_bias = false;
+  bool attention_bias_default = false;  // where it is absent
   bool qkv_bias = false;
   bool mlp_bias = false;  // "mlp_bias" is known
   bool qk_norm = false;
@@ -36,6 +46,24 @@ struct Family {
 };
 
 using nn::ModelFamily;
+
+constexpr Family gemma3(std::string_view model_type) {
+  return {.family = ModelFamily::gemma3,
+          .model_type = model_type,
+          .architecture = "Gemma3ForCausalLM",
+          .kv_heads = 4,
+          .head_dim = 256,
+          .positions = 131072,
+          .theta = 1e6,
+          .windows = false,
+          .window = 4096,
+          .window_pattern = 6,
+          .window_theta_key = "rope_local_base_freq",
+          .rope_by_kind = true,
+          .tied = true,
+          .attention_bias = true,
+          .qk_norm = true};
+}
 
 constexpr Family kFamilies[] = {
     {.family = ModelFamily::gpt2,
@@ -116,6 +144,36 @@ constexpr Family kFamilies[] = {
      .norm_eps = 1e-5,
      .windows = false,
      .attention_bias = true},
+    {.family = ModelFamily::olmo3,
+     .model_type = "olmo3",
+     .architecture = "Olmo3ForCausalLM",
+     .positions = 2048,
+     .norm_eps = 1e-5,
+     .theta = 500000,
+     .windows = false,
+     .window = 4096,
+     .window_pattern = 4,
+     .window_theta = 500000,
+     .rope_by_kind = true,
+     .attention_bias = true,
+     .qk_norm = true},
+    {.family = ModelFamily::gpt_oss,
+     .model_type = "gpt_oss",
+     .architecture = "GptOssForCausalLM",
+     .kv_heads = 8,
+     .head_dim = 64,
+     .positions = 131072,
+     .norm_eps = 1e-5,
+     .theta = 150000,
+     .windows = false,
+     .window = 128,
+     .window_pattern = 2,
+     .attention_bias = true,
+     .attention_bias_default = true,
+     .experts = true},
+    gemma3("gemma3_text"),
+    // Text alone, as the configuration of the model with images may be named.
+    gemma3("gemma3"),
     // Of the makers' own class, which is DeepSeek-V3's.
     {.family = ModelFamily::kimi_k2,
      .model_type = "kimi_k2",

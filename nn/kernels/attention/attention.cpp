@@ -6,13 +6,13 @@
 
 namespace sherd {
 
-// Products of the scores below the diagonal: 2 in forward; 5 in backward, which computes them again.
+// Products of the scores that rows see: 2 in forward; 5 in backward, which computes them again.
 Work work_of(const Device& device, const AttentionArgs& a) {
   const bool backward = a.dqkv.data != nullptr;
   const auto scratch = device.kernels<AttentionKernels>().scratch;
   const int64_t rows = a.batch * a.seq, heads = (backward ? 4 : 2) * (a.heads + a.kv_heads);
-  return {.flops = (backward ? 5.0 : 2.0) * static_cast<double>(rows * a.heads) *
-                   static_cast<double>((a.seq + 1) * a.head_dim),
+  return {.flops = (backward ? 10.0 : 4.0) * static_cast<double>(a.batch * a.heads) *
+                   static_cast<double>(seen_pairs(a.window, a.seq) * a.head_dim),
           .bytes = rows * heads * a.head_dim * size_of(a.qkv.dtype),
           .scratch = scratch != nullptr ? scratch(a, device.threads()) : 0,
           .dtype = a.qkv.dtype};
@@ -27,7 +27,7 @@ using namespace door;
 namespace {
 
 AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse, const Tensor& qkv,
-                             int64_t batch, int64_t heads, int64_t kv_heads) {
+                             int64_t batch, int64_t heads, int64_t kv_heads, int64_t window) {
   check.dims("qkv", qkv, 2)
       .dtype("qkv", qkv, kActivations)
       .dtype("out", out, qkv.dtype())
@@ -38,6 +38,7 @@ AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse,
   require(
       kv_heads > 0 && heads % kv_heads == 0,
       fmt::format("attention: {} key heads for {} query heads; kv_heads must divide heads", kv_heads, heads));
+  require(window >= 0, fmt::format("attention: window {} must not be negative", window));
   const int64_t columns = heads + 2 * kv_heads;  // in heads
   check.that(qkv.size(0) % batch == 0 && qkv.size(1) % columns == 0,
              fmt::format("qkv is {}, must be [{} x seq, ({} + 2 x {}) x head_dim]", to_string(qkv.shape()),
@@ -52,6 +53,7 @@ AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse,
   a.qkv = ref(qkv);
   a.out = ref(out);
   a.lse = lse.data<float>();
+  a.window = window < a.seq ? window : 0;
   return a;
 }
 
@@ -72,9 +74,9 @@ void queue_attention(Stream& s, const char* what, void (*kernel)(ExecutionContex
 }  // namespace
 
 void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
-                       int64_t heads, int64_t kv_heads, const Tensor& max_logits) {
+                       int64_t heads, int64_t kv_heads, const Tensor& max_logits, int64_t window) {
   Check check("attention_forward");
-  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads);
+  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads, window);
   if (max_logits.defined())
     check.dtype("max_logits", max_logits, DType::f32).shape("max_logits", max_logits, {heads});
   check.done();
@@ -83,10 +85,10 @@ void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Te
 }
 
 void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out,
-                        const Tensor& lse, const Tensor& qkv, int64_t batch, int64_t heads,
-                        int64_t kv_heads) {
+                        const Tensor& lse, const Tensor& qkv, int64_t batch, int64_t heads, int64_t kv_heads,
+                        int64_t window) {
   Check check("attention_backward");
-  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads);
+  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads, window);
   check.dtype("dout", dout, qkv.dtype()).dtype("dqkv", dqkv, qkv.dtype());
   check.shape("dout", dout, out.shape()).shape("dqkv", dqkv, qkv.shape()).done();
   a.dout = ref(dout);

@@ -19,7 +19,20 @@ struct AttentionArgs {
   float* lse = nullptr;
   float* max_logits = nullptr;  // forward, f32 [heads] or null
   Ref dout{}, dqkv{};           // backward; dqkv is overwritten
+  /// Keys that a row sees at most, its own included; 0: all before it. See first_key().
+  int64_t window = 0;
 };
+
+/// The first key that row `row` of a sequence sees; the last one is its own. (Beltagy et al., Longformer, 2020, arXiv
+/// 2004.05150, causal as in Mistral 7B, 2023.)
+constexpr int64_t first_key(int64_t window, int64_t row) {
+  return window > 0 && row >= window ? row - window + 1 : 0;
+}
+/// Pairs of a row and a key that it sees, in a sequence of `seq` rows.
+constexpr int64_t seen_pairs(int64_t window, int64_t seq) {
+  const int64_t most = window > 0 && window < seq ? window : seq;
+  return most * (most + 1) / 2 + (seq - most) * most;
+}
 
 struct CachedAttentionArgs;  // cached_attention.h
 
@@ -44,13 +57,16 @@ namespace ops {
 ///   over the batch and the pairs that the mask leaves, if that is larger than what is there. The caller sets it to
 ///   -infinity when a new maximum begins. A score that is NaN is passed over. It is what clips query and key weights
 ///   (QK-clip of MuonClip; Kimi K2, 2025).
+/// @param window as AttentionArgs::window; one of the sequences' length or more has no effect. CUDA kernels throw
+///   NotSupported for a shorter one.
 void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
-                       int64_t heads, int64_t kv_heads = 0, const Tensor& max_logits = {});
+                       int64_t heads, int64_t kv_heads = 0, const Tensor& max_logits = {},
+                       int64_t window = 0);
 /// out and lse are forward's. The gradients of a key or value head are sums over its group's query heads in one fixed
 /// order.
 void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out,
                         const Tensor& lse, const Tensor& qkv, int64_t batch, int64_t heads,
-                        int64_t kv_heads = 0);
+                        int64_t kv_heads = 0, int64_t window = 0);
 
 }  // namespace ops
 }  // namespace sherd

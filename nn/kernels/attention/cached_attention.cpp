@@ -10,7 +10,7 @@ namespace sherd::ops {
 using namespace door;
 
 void cached_attention(Stream& s, const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
-                      int64_t length, int64_t heads, int64_t kv_heads) {
+                      int64_t length, int64_t heads, int64_t kv_heads, int64_t window, const Tensor& sinks) {
   Check check("cached_attention");
   check.dims("q", q, 2).dims("out", out, 2).dims("k", k, 2);
   check.dtype("q", q, kActivations);
@@ -24,6 +24,7 @@ void cached_attention(Stream& s, const Tensor& out, const Tensor& q, const Tenso
           "heads",
           kv_heads, heads));
   require(length >= 0, fmt::format("cached_attention: length {} must not be negative", length));
+  require(window >= 0, fmt::format("cached_attention: window {} must not be negative", window));
   const int64_t rows = q.size(0), head_dim = out.size(1) / heads;
   check.that(out.size(0) == rows && out.size(1) == heads * head_dim,
              fmt::format("out is {}, must be [{}, {} x head_dim]", to_string(out.shape()), rows, heads));
@@ -32,6 +33,7 @@ void cached_attention(Stream& s, const Tensor& out, const Tensor& q, const Tenso
   check.that(k.size(0) >= length + rows && k.size(1) == kv_heads * head_dim,
              fmt::format("k is {}, must be [at least {} + {}, {} x {}]", to_string(k.shape()), length, rows,
                          kv_heads, head_dim));
+  if (sinks.defined()) check.dtype("sinks", sinks, DType::f32).shape("sinks", sinks, {heads});
   check.shape("v", v, k.shape()).done();
   require_distinct("cached_attention", out, q);
   const CachedAttentionArgs a{.rows = rows,
@@ -40,6 +42,8 @@ void cached_attention(Stream& s, const Tensor& out, const Tensor& q, const Tenso
                               .kv_heads = kv_heads,
                               .head_dim = head_dim,
                               .q_stride = q.size(1),
+                              .window = window < length + rows ? window : 0,
+                              .sinks = pointer<float>(sinks),
                               .q = ref(q),
                               .k = ref(k),
                               .v = ref(v),

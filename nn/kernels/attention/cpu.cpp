@@ -15,7 +15,7 @@
 #include "cpu_heads.h"
 
 // Each (batch, head) is copied into dense fp32 matrices [seq, head_dim] and worked in blocks of query rows,
-// so that only the causal part of the scores (up to one block of slack) is computed. q is scaled on the way
+// so that only the scores that rows see (up to one block of slack) are computed. q is scaled on the way
 // in. Backward goes over groups of query heads: a thread takes all that use one key head, in order, so that
 // their sum in dk and dv is the same for any number of threads.
 
@@ -62,16 +62,17 @@ float forward(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* sc
   load(l, v, qkv + l.qkv(bh, 2), l.qkv_stride());
   float largest = -std::numeric_limits<float>::infinity();
   for (int64_t first = 0; first < l.seq; first += kRows) {
-    const int64_t keys = std::min(l.seq, first + kRows), n = keys - first;
-    dots(l, p, q + first * l.dim, k, n, keys);
+    const int64_t begin = first_key(l.window, first), end = std::min(l.seq, first + kRows), n = end - first,
+                  keys = end - begin;
+    dots(l, p, q + first * l.dim, k + begin * l.dim, n, keys);
     float sums[kRows];
     for (int64_t i = 0; i < n; ++i) {
-      const auto [max, sum] = exponentials(p + i * keys, p + i * keys, first + i + 1, keys);
+      const auto [max, sum] = exponentials(p + i * keys, p + i * keys, l.seen(first + i, begin), keys);
       sums[i] = sum;
       largest = std::max(largest, max);
       a.lse[bh * l.seq + first + i] = max + std::log(sum);
     }
-    sgemm(false, false, n, l.dim, keys, 1, p, keys, v, l.dim, 0, o + first * l.dim, l.dim);
+    sgemm(false, false, n, l.dim, keys, 1, p, keys, v + begin * l.dim, l.dim, 0, o + first * l.dim, l.dim);
     for (int64_t i = 0; i < n; ++i)
       for (int64_t d = 0; d < l.dim; ++d) o[(first + i) * l.dim + d] /= sums[i];
   }
@@ -92,28 +93,32 @@ void backward_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, floa
   load(l, v, qkv + l.qkv(bh, 2), l.qkv_stride());
   load(l, dout, dout_rows, l.out_stride());
   for (int64_t first = 0; first < l.seq; first += kRows) {
-    const int64_t keys = std::min(l.seq, first + kRows), n = keys - first;
-    dots(l, p, q + first * l.dim, k, n, keys);
-    dots(l, dp, dout + first * l.dim, v, n, keys);
+    const int64_t begin = first_key(l.window, first), stop = std::min(l.seq, first + kRows), n = stop - first,
+                  keys = stop - begin, at = begin * l.dim;
+    dots(l, p, q + first * l.dim, k + at, n, keys);
+    dots(l, dp, dout + first * l.dim, v + at, n, keys);
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t row = first + i, count = row + 1, end = whole_vectors(count, keys);
+      const SeenKeys seen = l.seen(first + i, begin);
+      const int64_t row = first + i, from = seen.first, count = seen.end, end = whole_vectors(count, keys);
       float delta = 0;  // sum of p * dp over the row
 #pragma omp simd reduction(+ : delta)
       for (int64_t d = 0; d < l.dim; ++d)
         delta += float(out[row * l.out_stride() + d]) * dout[row * l.dim + d];
       const float lse = a.lse[bh * l.seq + row];
       float *pi = p + i * keys, *ds = dp + i * keys;
+      std::fill_n(pi, from, 0.0f);
+      std::fill_n(ds, from, 0.0f);
 #pragma omp simd
-      for (int64_t j = 0; j < end; ++j) {
+      for (int64_t j = from; j < end; ++j) {
         pi[j] = j < count ? exp_bounded(pi[j] - lse) : 0.0f;
         ds[j] = j < count ? pi[j] * (ds[j] - delta) : 0.0f;
       }
       std::fill(pi + end, pi + keys, 0.0f);
       std::fill(ds + end, ds + keys, 0.0f);
     }
-    sgemm(true, false, keys, l.dim, n, 1, p, keys, dout + first * l.dim, l.dim, 1, dv, l.dim);
-    sgemm(true, false, keys, l.dim, n, 1, dp, keys, q + first * l.dim, l.dim, 1, dk, l.dim);
-    sgemm(false, false, n, l.dim, keys, 1, dp, keys, k, l.dim, 0, dq + first * l.dim, l.dim);
+    sgemm(true, false, keys, l.dim, n, 1, p, keys, dout + first * l.dim, l.dim, 1, dv + at, l.dim);
+    sgemm(true, false, keys, l.dim, n, 1, dp, keys, q + first * l.dim, l.dim, 1, dk + at, l.dim);
+    sgemm(false, false, n, l.dim, keys, 1, dp, keys, k + at, l.dim, 0, dq + first * l.dim, l.dim);
   }
   store(l, a.dqkv.as<T>() + l.qkv(bh, 0), dq, l.qkv_stride(), l.scale);
 }

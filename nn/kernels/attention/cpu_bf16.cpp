@@ -11,8 +11,8 @@
 
 #include "cpu_exponentials.h"
 
-// q, k and v are read where they are, in blocks of query rows of which only the causal part (up to one block of slack)
-// is computed, as cpu.cpp does for f32.
+// q, k and v are read where they are, in blocks of query rows of which only the keys that they see (up to one block of
+// slack) are computed, as cpu.cpp does for f32.
 
 namespace sherd::cpu {
 namespace {
@@ -35,26 +35,26 @@ int64_t padded(int64_t floats) { return (floats + 31) / 32 * 32; }
 int64_t block_floats(const HeadLayout& l) { return padded(kBlockRows * l.seq); }
 int64_t half_floats(const HeadLayout& l) { return padded((kBlockRows * l.seq + 1) / 2); }
 
-/// Products of one block of query rows.
+/// Products of one block of query rows, with keys from `begin` on.
 struct ForwardBlock {
-  int64_t first, rows, keys;
+  int64_t first, rows, begin, keys;
   Bf16Product scores;  // [rows, keys] = q k^T
   Bf16Product out;     // [rows, dim] = p v
 };
 struct BackwardBlock {
-  int64_t first, rows, keys;
+  int64_t first, rows, begin, keys;
   Bf16Product scores, dp;  // [rows, keys] = q k^T, dout v^T
   Bf16Product dv, dk;      // [keys, dim] += p^T dout, ds^T q
   Bf16Product dq;          // [rows, dim] = ds k
 };
 
-/// Calls make(first row, rows, keys) for every block of query rows.
+/// Calls make(first row, rows, first key, keys) for every block of query rows.
 template <class F>
 void for_blocks(const HeadLayout& l, F make) {
   const OneThread one;
   for (int64_t first = 0; first < l.seq; first += kBlockRows) {
-    const int64_t keys = std::min(l.seq, first + kBlockRows);
-    make(first, keys - first, keys);
+    const int64_t begin = first_key(l.window, first), end = std::min(l.seq, first + kBlockRows);
+    make(first, end - first, begin, end - begin);
   }
 }
 
@@ -88,34 +88,38 @@ float forward_of_head(const HeadLayout& l, const AttentionArgs& a, const std::ve
   const Rows q = rows_of(l, a, bh, 0), k = rows_of(l, a, bh, 1), v = rows_of(l, a, bh, 2);
   bf16* out = a.out.as<bf16>() + l.out(bh);
   float largest = -std::numeric_limits<float>::infinity();
-  for (const auto& [first, n, keys, dots_of_block, out_of_block] : blocks) {
-    dots_of_block.run(q.at(first), k.data, scores);
+  for (const auto& [first, n, begin, keys, dots_of_block, out_of_block] : blocks) {
+    dots_of_block.run(q.at(first), k.at(begin), scores);
     float sums[kBlockRows];
     for (int64_t i = 0; i < n; ++i) {
-      const auto [max, sum] = exponentials(p + i * keys, scores + i * keys, first + i + 1, keys, l.scale);
+      const auto [max, sum] =
+          exponentials(p + i * keys, scores + i * keys, l.seen(first + i, begin), keys, l.scale);
       sums[i] = sum;
       largest = std::max(largest, max * l.scale);
       a.lse[bh * l.seq + first + i] = max * l.scale + std::log(sum);
     }
-    out_of_block.run(p, v.data, o);
+    out_of_block.run(p, v.at(begin), o);
     for (int64_t i = 0; i < n; ++i)
       write_rows(l, out + (first + i) * l.out_stride(), l.out_stride(), o + i * l.dim, 1, 1.0f / sums[i]);
   }
   return largest;
 }
 
-/// Turns scores into p and dp into the scores' gradients, for query row `row` and `keys` keys.
-void gradient_of_row(const HeadLayout& l, const AttentionArgs& a, int64_t bh, int64_t row, int64_t keys,
-                     const float* scores, const float* dp, bf16* p, bf16* ds) {
+/// Turns scores into p and dp into the scores' gradients, for query row `row` and `keys` keys from `begin` on.
+void gradient_of_row(const HeadLayout& l, const AttentionArgs& a, int64_t bh, int64_t row, int64_t begin,
+                     int64_t keys, const float* scores, const float* dp, bf16* p, bf16* ds) {
   const bf16 *out = a.out.as<bf16>() + l.out(bh) + row * l.out_stride(),
              *dout = a.dout.as<bf16>() + l.out(bh) + row * l.out_stride();
   float delta = 0;  // sum of p * dp over the row
 #pragma omp simd reduction(+ : delta)
   for (int64_t d = 0; d < l.dim; ++d) delta += float(out[d]) * float(dout[d]);
   const float lse = a.lse[bh * l.seq + row], scale = l.scale;
-  const int64_t count = row + 1, end = whole_vectors(count, keys);
+  const SeenKeys seen = l.seen(row, begin);
+  const int64_t from = seen.first, count = seen.end, end = whole_vectors(count, keys);
+  std::fill_n(p, from, bf16(0.0f));
+  std::fill_n(ds, from, bf16(0.0f));
 #pragma omp simd
-  for (int64_t j = 0; j < end; ++j) {
+  for (int64_t j = from; j < end; ++j) {
     const float e = j < count ? exp_bounded(scale * scores[j] - lse) : 0.0f;
     store(p[j], e);
     store(ds[j], j < count ? e * (dp[j] - delta) : 0.0f);
@@ -133,15 +137,15 @@ void backward_of_head(const HeadLayout& l, const AttentionArgs& a, const std::ve
   const Rows q = rows_of(l, a, bh, 0), k = rows_of(l, a, bh, 1), v = rows_of(l, a, bh, 2);
   const Rows dout{a.dout.as<bf16>() + l.out(bh), l.out_stride()};
   for (const BackwardBlock& block : blocks) {
-    const auto [first, n, keys] = std::tuple(block.first, block.rows, block.keys);
-    block.scores.run(q.at(first), k.data, scores);
-    block.dp.run(dout.at(first), v.data, dp);
+    const auto [first, n, begin, keys] = std::tuple(block.first, block.rows, block.begin, block.keys);
+    block.scores.run(q.at(first), k.at(begin), scores);
+    block.dp.run(dout.at(first), v.at(begin), dp);
     for (int64_t i = 0; i < n; ++i)
-      gradient_of_row(l, a, bh, first + i, keys, scores + i * keys, dp + i * keys, p + i * keys,
+      gradient_of_row(l, a, bh, first + i, begin, keys, scores + i * keys, dp + i * keys, p + i * keys,
                       ds + i * keys);
-    block.dv.run(p, dout.at(first), dv);
-    block.dk.run(ds, q.at(first), dk);
-    block.dq.run(ds, k.data, dq);
+    block.dv.run(p, dout.at(first), dv + begin * l.dim);
+    block.dk.run(ds, q.at(first), dk + begin * l.dim);
+    block.dq.run(ds, k.at(begin), dq);
     write_rows(l, a.dqkv.as<bf16>() + l.qkv(bh, 0) + first * l.qkv_stride(), l.qkv_stride(), dq, n, l.scale);
   }
 }
@@ -175,9 +179,9 @@ int64_t bf16_backward_floats(const HeadLayout& l) {
 void bf16_forward(ExecutionContext& ctx, const HeadLayout& l, const AttentionArgs& a, float* largest) {
   std::vector<ForwardBlock> blocks;
   const int64_t stride = l.qkv_stride();
-  for_blocks(l, [&](int64_t first, int64_t rows, int64_t keys) {
+  for_blocks(l, [&](int64_t first, int64_t rows, int64_t begin, int64_t keys) {
     blocks.push_back(
-        {first, rows, keys, dots(l, rows, keys, stride, stride), weighted(l, rows, keys, stride)});
+        {first, rows, begin, keys, dots(l, rows, keys, stride, stride), weighted(l, rows, keys, stride)});
   });
   for_each(ctx, a.batch * a.heads, bf16_forward_floats(l),
            [&](int64_t bh, float* scratch) { largest[bh] = forward_of_head(l, a, blocks, bh, scratch); });
@@ -186,8 +190,8 @@ void bf16_forward(ExecutionContext& ctx, const HeadLayout& l, const AttentionArg
 void bf16_backward(ExecutionContext& ctx, const HeadLayout& l, const AttentionArgs& a) {
   std::vector<BackwardBlock> blocks;
   const int64_t in = l.qkv_stride(), out = l.out_stride();
-  for_blocks(l, [&](int64_t first, int64_t rows, int64_t keys) {
-    blocks.push_back({first, rows, keys, dots(l, rows, keys, in, in), dots(l, rows, keys, out, in),
+  for_blocks(l, [&](int64_t first, int64_t rows, int64_t begin, int64_t keys) {
+    blocks.push_back({first, rows, begin, keys, dots(l, rows, keys, in, in), dots(l, rows, keys, out, in),
                       transposed(l, rows, keys, out), transposed(l, rows, keys, in),
                       weighted(l, rows, keys, in)});
   });

@@ -3,6 +3,7 @@
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/nn/kernels/attention/attention.h>
 #include <sherd/nn/kernels/attention/cached_attention.h>
 
 #include "cpu_exponentials.h"
@@ -17,8 +18,9 @@ namespace {
 /// `scores` has room for all keys and a head behind them.
 template <class T>
 void attend(const CachedAttentionArgs& a, int64_t row, int64_t head, float* scores) {
-  const int64_t dim = a.head_dim, stride = a.kv_heads * dim, keys = a.length + row + 1;
-  const int64_t column = head / (a.heads / a.kv_heads) * dim;
+  const int64_t dim = a.head_dim, stride = a.kv_heads * dim, first = first_key(a.window, a.length + row),
+                keys = a.length + row + 1 - first;
+  const int64_t column = first * stride + head / (a.heads / a.kv_heads) * dim;
   const T *q = a.q.as<T>() + row * a.q_stride + head * dim, *k = a.k.as<T>() + column,
           *v = a.v.as<T>() + column;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
@@ -30,7 +32,9 @@ void attend(const CachedAttentionArgs& a, int64_t row, int64_t head, float* scor
     for (int64_t d = 0; d < dim; ++d) dot += float(q[d]) * scale * float(key[d]);
     scores[j] = dot;
   }
-  const float sum = exponentials(scores, scores, keys, keys).second;
+  const auto [max, of_keys] = exponentials(scores, scores, {0, keys}, keys);
+  // Infinite where the sink is far above all scores: the result is 0 then.
+  const float sum = of_keys + (a.sinks != nullptr ? std::exp(a.sinks[head] - max) : 0.0f);
   std::fill_n(sum_of_values, dim, 0.0f);
   for (int64_t j = 0; j < keys; ++j) {
     const T* const value = v + j * stride;

@@ -15,11 +15,19 @@ namespace sherd::cpu {
 /// take longer than all others.
 inline int64_t whole_vectors(int64_t count, int64_t keys) { return std::min(keys, (count + 31) / 32 * 32); }
 
-/// p = exp(scale * (score - max)) with zeros from `count` on; returns {max, sum of p}. p may be the scores; the sum is that
+/// Keys that a row sees, counted from the first one of a block's scores.
+struct SeenKeys {
+  int64_t first, end;
+};
+
+/// p = exp(scale * (score - max)) with zeros at keys that the row does not see; returns {max, sum of p}. p may be the scores; the sum is that
 /// of values before they are rounded to T.
 template <class T>
-std::pair<float, float> exponentials(T* p, const float* scores, int64_t count, int64_t keys,
+std::pair<float, float> exponentials(T* p, const float* scores, SeenKeys seen, int64_t keys,
                                      float scale = 1) {
+  std::fill_n(p, seen.first, T(0.0f));
+  p += seen.first, scores += seen.first, keys -= seen.first;
+  const int64_t count = seen.end - seen.first;
   constexpr float kLeast = -std::numeric_limits<float>::infinity();
   const int64_t end = whole_vectors(count, keys);
   float max = kLeast;

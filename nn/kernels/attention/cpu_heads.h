@@ -8,6 +8,8 @@
 #include <sherd/kernels/device/cpu/tasks.h>
 #include <sherd/nn/kernels/attention/attention.h>
 
+#include "cpu_exponentials.h"
+
 namespace sherd::cpu {
 
 /// The dimensions of one call and the places of one (batch, query head) in the packed tensors.
@@ -18,8 +20,10 @@ struct HeadLayout {
         kv_heads(a.kv_heads),
         group(a.heads / a.kv_heads),
         dim(a.head_dim),
+        window(a.window),
         scale(1.0f / std::sqrt(static_cast<float>(a.head_dim))) {}
   int64_t seq, heads, kv_heads, group, dim;  // group: query heads that use one key head
+  int64_t window;
   float scale;
 
   /// q, k, v (part 0, 1, 2) of query head bh, counted over batch and heads.
@@ -30,6 +34,10 @@ struct HeadLayout {
   int64_t out(int64_t bh) const { return bh / heads * seq * heads * dim + bh % heads * dim; }
   int64_t qkv_stride() const { return (heads + 2 * kv_heads) * dim; }
   int64_t out_stride() const { return heads * dim; }
+  /// Of query row `row`, in a block whose first key is `begin`.
+  SeenKeys seen(int64_t row, int64_t begin) const {
+    return {first_key(window, row) - begin, row + 1 - begin};
+  }
 };
 
 /// Bytes of scratch memory that for_each() requests.

@@ -110,6 +110,10 @@ inline bool on_tensor_cores(const char* what, const AttentionArgs& a) {
   if (a.head_dim > 256)
     throw NotSupported(std::string(what) + ": head_dim " + std::to_string(a.head_dim) +
                        "; CUDA kernels take at most 256, use more heads");
+  if (a.window > 0)
+    throw NotSupported(std::string(what) + ": a window of " + std::to_string(a.window) +
+                       " keys in sequences of " + std::to_string(a.seq) +
+                       "; CUDA kernels have none, use sequences of at most its length");
   return a.qkv.dtype == DType::bf16 && a.head_dim <= 128;
 }
 

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   const int dim = static_cast<int>(a.head_dim);
   const int64_t row = blockIdx.x / a.heads, head = blockIdx.x % a.heads;
   const int64_t stride = a.kv_heads * a.head_dim, column = head / (a.heads / a.kv_heads) * a.head_dim;
-  const int64_t keys = a.length + row + 1;
+  const int64_t keys = a.length + row + 1, first = a.window > 0 && keys > a.window ? keys - a.window : 0;
   const T* const q = static_cast<const T*>(a.q.data) + row * a.q_stride + head * a.head_dim;
   const T* const k = static_cast<const T*>(a.k.data) + column;
   const T* const v = static_cast<const T*>(a.v.data) + column;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     query[e] = d < dim ? to_float(q[d]) * scale_log2 : 0;
   }
   float max = -INFINITY, sum = 0;
-  for (int64_t j = warp; j < keys; j += kWarps) {
+  for (int64_t j = first + warp; j < keys; j += kWarps) {
     float score = 0;
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e) {
@@ -92,6 +92,7 @@ void cached_attention(ExecutionContext& context, const CachedAttentionArgs& a) {
   if (a.head_dim > 256)
     throw NotSupported("cached_attention: head_dim " + std::to_string(a.head_dim) +
                        "; CUDA kernels take at most 256, use more heads");
+  if (a.sinks != nullptr) throw NotSupported("cached_attention: CUDA kernels have no sinks; use the CPU");
   if (blocks > INT32_MAX)
     throw NotSupported("cached_attention: " + std::to_string(a.rows) + " rows of " + std::to_string(a.heads) +
                        " heads are more than a grid of 2^31 blocks; split the rows");

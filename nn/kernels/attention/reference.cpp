@@ -37,17 +37,18 @@ void forward(const Head& head) {
   const AttentionArgs& a = head.a;
   std::vector<double> p(static_cast<size_t>(a.seq));
   for (int64_t i = 0; i < a.seq; ++i) {
-    const auto row = p.begin() + i + 1;  // end of the causal part
-    for (int64_t j = 0; j <= i; ++j) p[static_cast<size_t>(j)] = head.score(i, j);
+    const int64_t begin = first_key(a.window, i);
+    const auto first = p.begin() + begin, row = p.begin() + i + 1;  // the part that the row sees
+    for (int64_t j = begin; j <= i; ++j) p[static_cast<size_t>(j)] = head.score(i, j);
     if (a.max_logits != nullptr)
-      for (auto it = p.begin(); it != row; ++it)
+      for (auto it = first; it != row; ++it)
         a.max_logits[head.h] = std::fmax(a.max_logits[head.h], static_cast<float>(*it));
-    const double max = *std::max_element(p.begin(), row);
+    const double max = *std::max_element(first, row);
     double sum = 0;
-    for (auto it = p.begin(); it != row; ++it) sum += * it = std::exp(*it - max);
+    for (auto it = first; it != row; ++it) sum += * it = std::exp(*it - max);
     for (int64_t d = 0; d < a.head_dim; ++d) {
       double o = 0;
-      for (int64_t j = 0; j <= i; ++j) o += p[static_cast<size_t>(j)] * get(a.qkv, head.in(2, j, d));
+      for (int64_t j = begin; j <= i; ++j) o += p[static_cast<size_t>(j)] * get(a.qkv, head.in(2, j, d));
       put(a.out, head.out(i, d), o / sum);
     }
     a.lse[head.lse(i)] = static_cast<float>(max + std::log(sum));
@@ -62,7 +63,7 @@ void backward(const Head& head, std::vector<double>& dk, std::vector<double>& dv
   for (int64_t i = 0; i < a.seq; ++i) {
     double delta = 0;  // sum over j of p * dp
     for (int64_t d = 0; d < D; ++d) delta += get(a.dout, head.out(i, d)) * get(a.out, head.out(i, d));
-    for (int64_t j = 0; j <= i; ++j) {
+    for (int64_t j = first_key(a.window, i); j <= i; ++j) {
       const double p = std::exp(head.score(i, j) - a.lse[head.lse(i)]);
       double dp = 0;
       for (int64_t d = 0; d < D; ++d) {
@@ -111,15 +112,17 @@ void cached_attention(ExecutionContext&, const CachedAttentionArgs& a) {
   const double scale = 1 / std::sqrt(static_cast<double>(D));
   for (int64_t i = 0; i < a.rows; ++i) {
     for (int64_t h = 0; h < a.heads; ++h) {
-      const int64_t column = h / (a.heads / a.kv_heads) * D;  // of the key head
-      std::vector<double> p(static_cast<size_t>(a.length + i + 1));
+      const int64_t first = first_key(a.window, a.length + i);
+      const int64_t column = first * stride + h / (a.heads / a.kv_heads) * D;  // of the key head
+      std::vector<double> p(static_cast<size_t>(a.length + i + 1 - first));
       for (size_t j = 0; j < p.size(); ++j) {
         const int64_t row = static_cast<int64_t>(j) * stride + column;
         for (int64_t d = 0; d < D; ++d) p[j] += get(a.q, i * a.q_stride + h * D + d) * get(a.k, row + d);
         p[j] *= scale;
       }
-      const double max = *std::max_element(p.begin(), p.end());
-      double sum = 0;
+      const double sink = a.sinks != nullptr ? a.sinks[h] : -std::numeric_limits<double>::infinity();
+      const double max = std::max(*std::max_element(p.begin(), p.end()), sink);
+      double sum = std::exp(sink - max);
       for (double& x : p) sum += x = std::exp(x - max);
       for (int64_t d = 0; d < D; ++d) {
         double o = 0;

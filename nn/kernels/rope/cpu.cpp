@@ -32,8 +32,8 @@ void rope(ExecutionContext& ctx, const RopeArgs& a) {
       for (int64_t t = begin; t < end; ++t) {
         for (size_t d = 0; d < cos.size(); ++d) {
           const float angle = static_cast<float>(a.first_position + t) * a.inv_freq[d];
-          cos[d] = std::cos(angle);
-          sin[d] = std::sin(a.inverse ? -angle : angle);
+          cos[d] = a.scale * std::cos(angle);
+          sin[d] = a.scale * std::sin(a.inverse ? -angle : angle);
         }
         for (int64_t b = 0; b < a.batch; ++b) {
           const int64_t row = (b * a.seq + t) * a.columns;

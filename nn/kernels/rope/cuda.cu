@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(256) rope_kernel(RopeArgs a) {
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         sincosf(__fmul_rn(position, a.inv_freq[d + k]), &sin[k], &cos[k]);
-        if (a.inverse) sin[k] = -sin[k];
+        sin[k] *= a.inverse ? -a.scale : a.scale;
+        cos[k] *= a.scale;
       }
       for (int64_t c = threadIdx.y * a.head_dim + d; c < turned; c += blockDim.y * a.head_dim) {
         Vec<T, N> first = load<N>(x, c), second = load<N>(x, c + half);

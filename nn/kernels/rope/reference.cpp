@@ -14,8 +14,8 @@ void rope(ExecutionContext&, const RopeArgs& a) {
     for (int64_t h = 0; h < a.heads; ++h) {
       for (int64_t d = 0; d < half; ++d) {
         const float angle = position * a.inv_freq[d];
-        const double cos = std::cos(static_cast<double>(angle));
-        const double sin = std::sin(static_cast<double>(a.inverse ? -angle : angle));
+        const double cos = a.scale * std::cos(static_cast<double>(angle));
+        const double sin = a.scale * std::sin(static_cast<double>(a.inverse ? -angle : angle));
         const int64_t i = row * a.columns + h * a.head_dim + d;
         const double x1 = get(a.x, i), x2 = get(a.x, i + half);
         put(a.y, i, x1 * cos - x2 * sin);

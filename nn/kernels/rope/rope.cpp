@@ -18,6 +18,7 @@ double yarn_mscale(double factor, double mscale) {
 }  // namespace
 
 double YarnScaling::rotation_scale() const {
+  if (attention_factor > 0) return attention_factor;
   if (mscale > 0 && mscale_all_dim > 0)
     return yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim);
   return yarn_mscale(factor, 1);
@@ -35,7 +36,7 @@ namespace sherd::ops {
 using namespace door;
 
 void rope(Stream& s, const Tensor& y, const Tensor& x, const Tensor& inv_freq, int64_t batch, int64_t heads,
-          int64_t first_position, bool inverse, int64_t head_dim) {
+          int64_t first_position, bool inverse, int64_t head_dim, float scale) {
   Check check("rope");
   check.dims("x", x, 2).dims("inv_freq", inv_freq, 1);
   check.dtype("x", x, kActivations).dtype("y", y, x.dtype()).dtype("inv_freq", inv_freq, DType::f32);
@@ -60,6 +61,7 @@ void rope(Stream& s, const Tensor& y, const Tensor& x, const Tensor& inv_freq, i
                    .columns = x.size(1),
                    .first_position = first_position,
                    .inverse = inverse,
+                   .scale = scale,
                    .x = ref(x),
                    .y = ref(y),
                    .inv_freq = inv_freq.data<float>()};
@@ -116,8 +118,9 @@ std::vector<float> yarn_frequencies(int64_t head_dim, double theta, const YarnSc
     return static_cast<double>(head_dim) * std::log(length / (turns * 2 * std::numbers::pi)) /
            (2 * std::log(theta));
   };
-  const double low = std::max(std::floor(component(y.beta_fast)), 0.0);
-  double high = std::min(std::ceil(component(y.beta_slow)), static_cast<double>(head_dim - 1));
+  const double fast = component(y.beta_fast), slow = component(y.beta_slow);
+  const double low = std::max(y.truncate ? std::floor(fast) : fast, 0.0);
+  double high = std::min(y.truncate ? std::ceil(slow) : slow, static_cast<double>(head_dim - 1));
   if (low == high) high += 0.001;
   for (size_t i = 0; i < frequencies.size(); ++i) {
     const double ramp = (static_cast<double>(i) - low) / (high - low);

@@ -17,6 +17,7 @@ namespace sherd {
 struct RopeArgs {
   int64_t batch = 0, seq = 0, heads = 0, head_dim = 0, rotary = 0, columns = 0, first_position = 0;
   bool inverse = false;
+  float scale = 1;  // of cosines and sines
   Ref x{}, y{};
   const float* inv_freq = nullptr;  // [rotary / 2]
 };
@@ -42,6 +43,10 @@ struct YarnScaling {
   /// Of cosines and sines: mscale(factor, mscale) / mscale(factor, mscale_all_dim) if both are positive, else
   /// mscale(factor, 1); mscale(s, m) = 0.1 m ln(s) + 1. Scores are multiplied by mscale(factor, mscale_all_dim)^2.
   double mscale = 0, mscale_all_dim = 0;
+  /// Factor of cosines and sines that takes the place of the one above; 0: that one.
+  double attention_factor = 0;
+  /// Whether the components between which frequencies change are rounded outwards to whole ones.
+  bool truncate = true;
   int64_t original_max_position_embeddings = 4096;
 
   /// The factor of cosines and sines.
@@ -64,8 +69,9 @@ namespace ops {
 /// Twice the length of inv_freq, f32, columns of each head are rotated; seq follows from the shapes. `heads` counts from
 /// the first column: heads + kv_heads of a packed qkv turns q and k and leaves v. y may be x.
 /// @param head_dim columns of a head; 0: those that are rotated
+/// @param scale of cosines and sines; see YarnScaling::rotation_scale()
 void rope(Stream& s, const Tensor& y, const Tensor& x, const Tensor& inv_freq, int64_t batch, int64_t heads,
-          int64_t first_position = 0, bool inverse = false, int64_t head_dim = 0);
+          int64_t first_position = 0, bool inverse = false, int64_t head_dim = 0, float scale = 1);
 
 /// theta^(-2i / head_dim) for i below head_dim / 2, in f32 step by step as Hugging Face computes it: what
 /// inv_freq holds. @throws InvalidArgument unless head_dim is even and positive, and theta is positive.

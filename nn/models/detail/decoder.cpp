@@ -1,5 +1,7 @@
 #include <sherd/nn/models/detail/decoder.h>
 
+#include <cmath>
+
 #include <fmt/format.h>
 
 #include <sherd/kernels/elementwise/elementwise.h>
@@ -15,14 +17,17 @@ DecoderLayer::DecoderLayer(const Context& context, const ExpertParallel& ep,
     : context_(context) {
   const FamilyNames& names = names_of(context.model.family);
   norm1_ = norm(names.norm1);
+  norm1_behind_ = norm(names.norm1_behind);
   if (context.model.latent.kv_rank > 0) {
     latent_ = std::make_unique<LatentSelfAttention>(context, rope);
     child(names.attention, *latent_);
   } else {
-    attention_ = std::make_unique<SelfAttention>(context, rope);
+    const int64_t window = context.model.has_window(number) ? context.model.window : 0;
+    attention_ = std::make_unique<SelfAttention>(context, rope, window);
     child(names.attention, *attention_);
   }
   norm2_ = norm(names.norm2);
+  norm2_behind_ = norm(names.norm2_behind);
   if (context.model.has_experts(number)) {
     mixture_ = std::make_unique<Mixture>(context, ep);
     child(names.mlp, *mixture_);
@@ -33,23 +38,34 @@ DecoderLayer::DecoderLayer(const Context& context, const ExpertParallel& ep,
 }
 
 Norm DecoderLayer::norm(const char* name) {
+  if (name == nullptr) return {};
   const ModelDescription& m = context_.model;
-  Norm n{param(std::string(name) + ".weight", {m.dim}, constant(1)), {}, m.norm_eps};
+  Norm n = context_.norm(param(std::string(name) + ".weight", {m.dim}, context_.norm_values()));
   if (is_gpt2(m)) n.bias = param(std::string(name) + ".bias", {m.dim}, constant(0));
   return n;
 }
 
 Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
                           KvCache::Layer* cache) {
-  if (is_olmo2(context_.model)) {
-    const Var mid = x + norm1_((*attention_)(rows, Var(), x, batch, cache), rows);
-    return mid + norm2_((*mlp_)(rows, Var(), mid), rows);
+  const Var in = norm1_.defined() ? norm1_(x, rows) : x;
+  if (norm1_behind_.defined()) {
+    const Var mid = x + norm1_behind_((*attention_)(rows, Var(), in, batch, cache), rows);
+    return mid + norm2_behind_((*mlp_)(rows, Var(), norm2_.defined() ? norm2_(mid, rows) : mid), rows);
   }
-  const Var in = norm1_(x, rows);
   const Var mid = latent_ ? (*latent_)(rows, x, in, batch, cache) : (*attention_)(rows, x, in, batch, cache);
   return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), balance)
                   : (*mlp_)(rows, mid, norm2_(mid, rows));
 }
+
+namespace {
+
+// sqrt(dim), rounded to the embedding's dtype as transformers does.
+float embedding_scale(const ModelDescription& m, DType dtype) {
+  const float root = std::sqrt(static_cast<float>(m.dim));
+  return dtype == DType::bf16 ? static_cast<float>(bf16(root)) : root;
+}
+
+}  // namespace
 
 Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
     : context_{m, o.tp, layout_of(m)},
@@ -64,9 +80,11 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
   if (names.positions != nullptr)
     positions_ = param(weight(names.positions), {m.positions, m.dim}, context_.values());
   child(names.layers, layers_);
-  const auto rope = std::make_shared<RopeTable>(m);
-  for (int64_t i = 0; i < m.layers; ++i) layers_.emplace_back(context_, o.ep, rope, i);
-  norm_ = {param(weight(names.norm), {m.dim}, constant(1)), {}, m.norm_eps};
+  const auto rope = std::make_shared<RopeTable>(m, m.rope);
+  const auto in_windows = m.window_rope ? std::make_shared<RopeTable>(m, *m.window_rope) : rope;
+  for (int64_t i = 0; i < m.layers; ++i)
+    layers_.emplace_back(context_, o.ep, m.has_window(i) ? in_windows : rope, i);
+  norm_ = context_.norm(param(weight(names.norm), {m.dim}, context_.norm_values()));
   if (is_gpt2(m)) norm_.bias = param(std::string(names.norm) + ".bias", {m.dim}, constant(0));
   head_ = m.tied ? tie(weight(names.head), table_)
                  : vocabulary_.cut(param(weight(names.head), rows, context_.values()));
@@ -105,6 +123,7 @@ Var Decoder::hidden(const Var& tokens, float loss_scale, KvCache* cache) {
                     sherd::to_string(tokens.shape()), first, context_.model.positions));
   const SequenceRows rows = rows_of(tokens.value(), cache);
   Var x = embedded(tokens, first, rows);
+  if (is_gemma(context_.model)) x = nn::scale(x, embedding_scale(context_.model, x.value().dtype()));
   const auto loads = std::make_shared<LayerLoads>(static_cast<int>(layers_.size()));
   for (size_t i = 0; i < layers_.size(); ++i)
     x = layers_[i](x, rows, tokens.size(0), balance_of(static_cast<int>(i), loss_scale, loads, tokens),

@@ -14,8 +14,8 @@
 
 namespace sherd::nn::detail {
 
-/// mid = x + attention(norm1(x)), then mid + mlp(norm2(mid)), or a mixture of experts; of olmo2 x + norm1(attention(x)),
-/// then mid + norm2(mlp(mid)). Input and output [batch * seq, dim], or this rank's part of these rows.
+/// mid = x + attention(norm1(x)), then mid + mlp(norm2(mid)), or a mixture of experts. Families have norms before attention
+/// and MLP, behind them (olmo2, olmo3: x + norm(attention(x))), or both (gemma3). Input and output [batch * seq, dim], or this rank's part of these rows.
 class DecoderLayer : public Module<DecoderLayer> {
  public:
   DecoderLayer(const Context& context, const ExpertParallel& ep, const std::shared_ptr<RopeTable>& rope,
@@ -31,10 +31,11 @@ class DecoderLayer : public Module<DecoderLayer> {
   const Mixture* mixture() const { return mixture_.get(); }
 
  private:
+  /// Undefined without a name.
   Norm norm(const char* name);
 
   Context context_;
-  Norm norm1_, norm2_;
+  Norm norm1_, norm1_behind_, norm2_, norm2_behind_;
   std::unique_ptr<SelfAttention> attention_;  // or
   std::unique_ptr<LatentSelfAttention> latent_;
   std::unique_ptr<Mlp> mlp_;

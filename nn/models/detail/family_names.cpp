@@ -38,11 +38,19 @@ const FamilyNames& names_of(ModelFamily family) {
                                       .head = "lm_head"};
   static constexpr FamilyNames kOlmo2 = [] {
     FamilyNames names = kLlama;
-    names.norm1 = "post_attention_layernorm";
-    names.norm2 = "post_feedforward_layernorm";
+    names.norm1 = names.norm2 = nullptr;
+    names.norm1_behind = "post_attention_layernorm";
+    names.norm2_behind = "post_feedforward_layernorm";
     return names;
   }();
-  if (family == ModelFamily::olmo2) return kOlmo2;
+  static constexpr FamilyNames kGemma = [] {
+    FamilyNames names = kOlmo2;
+    names.norm1 = "input_layernorm";
+    names.norm2 = "pre_feedforward_layernorm";
+    return names;
+  }();
+  if (family == ModelFamily::gemma3) return kGemma;
+  if (family == ModelFamily::olmo2 || family == ModelFamily::olmo3) return kOlmo2;
   return family == ModelFamily::gpt2 ? kGpt2 : kLlama;
 }
 

@@ -11,11 +11,13 @@ namespace sherd::nn::detail {
 struct FamilyNames {
   const char *table, *positions;  // null: rotary
   const char* layers;
-  const char *norm1, *attention, *norm2, *mlp;  // of a layer
+  const char *norm1, *attention, *norm2, *mlp;  // of a layer; norms before attention and MLP
   const char *q, *k, *v, *out;                  // of the attention
   const char *up, *down;                        // of the MLP; gated ones have `gate` as well
   const char* gate;
   const char *norm, *head;
+  // Norms of what attention and MLP add to the residual stream; null: none.
+  const char *norm1_behind = nullptr, *norm2_behind = nullptr;
 };
 
 const FamilyNames& names_of(ModelFamily family);

@@ -1,6 +1,9 @@
 #include <sherd/nn/models/detail/mixture.h>
 
+#include <string>
+
 #include <sherd/nn/activation.h>
+#include <sherd/nn/composites.h>
 #include <sherd/nn/expert_exchange.h>
 #include <sherd/nn/grouped_linear.h>
 #include <sherd/nn/routing.h>
@@ -14,12 +17,30 @@ Experts::Experts(const Context& context, const ExpertParallel& parallel) {
     return param(name, std::move(local), context.values())
         .set_tensor_shard({"expert", 0, parallel.parts, parallel.index});
   };
-  gate_ = piece("gate_proj.weight", {n, hidden, dim});
-  up_ = piece("up_proj.weight", {n, hidden, dim});
-  down_ = piece("down_proj.weight", {n, dim, hidden});
+  if (!is_gpt_oss(context.model)) {
+    gate_ = piece("gate_proj.weight", {n, hidden, dim});
+    up_ = piece("up_proj.weight", {n, hidden, dim});
+    down_ = piece("down_proj.weight", {n, dim, hidden});
+    return;
+  }
+  const auto bias = [&](const char* name, int64_t columns) {
+    return param(name, {n, columns}, constant(0))
+        .set_tensor_shard({"expert", 0, parallel.parts, parallel.index});
+  };
+  gate_ = piece("gate_proj.weight", {n, dim, hidden});
+  gate_bias_ = bias("gate_proj.bias", hidden);
+  up_ = piece("up_proj.weight", {n, dim, hidden});
+  up_bias_ = bias("up_proj.bias", hidden);
+  down_ = piece("down_proj.weight", {n, hidden, dim});
+  down_bias_ = bias("down_proj.bias", dim);
 }
 
 Var Experts::forward(const Var& x, const std::vector<int64_t>& offsets) {
+  if (gate_bias_.defined()) {
+    const Var gated = clamped_swiglu(grouped_linear(x, offsets, gate_, gate_bias_, /*in_out=*/true),
+                                     grouped_linear(x, offsets, up_, up_bias_, /*in_out=*/true));
+    return grouped_linear(gated, offsets, down_, down_bias_, /*in_out=*/true);
+  }
   const Var hidden = swiglu(grouped_linear(x, offsets, gate_), grouped_linear(x, offsets, up_));
   return grouped_linear(hidden, offsets, down_);
 }
@@ -27,7 +48,9 @@ Var Experts::forward(const Var& x, const std::vector<int64_t>& offsets) {
 Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
     : context_(context), parallel_(parallel), experts_(context, parallel) {
   const MixtureDescription& m = context.model.mixture;
-  router_ = param("gate.weight", {m.experts, context.model.dim}, context.values());
+  const std::string router = is_gpt_oss(context.model) ? "router" : "gate";
+  router_ = param(router + ".weight", {m.experts, context.model.dim}, context.values());
+  if (is_gpt_oss(context.model)) router_bias_ = param(router + ".bias", {m.experts}, context.values());
   if (routes_in_groups(context.model))
     bias_ = buffer("gate.e_score_correction_bias", {m.experts}, DType::f32, constant(0));
   child("experts", experts_);
@@ -70,7 +93,7 @@ Routes Mixture::routes(const Var& logits, const SequenceRows& between, const Lay
 Var Mixture::forward(const SequenceRows& between, const Var& residual, const Var& x,
                      const LayerBalance& balance) {
   const TensorParallel& tp = context_.tp;
-  const auto [logits, in] = router_logits(between.splits() ? x : tp.split_rows(x), router_, tp);
+  const auto [logits, in] = router_logits(between.splits() ? x : tp.split_rows(x), router_, tp, router_bias_);
   const Routes chosen = routes(logits, between, balance);
   const ExpertExchange exchange(parallel_.comm, chosen.counts);
   const Var rows = experts_(exchange.to_experts(dispatch(in, chosen)), exchange.offsets());

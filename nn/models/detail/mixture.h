@@ -14,7 +14,7 @@
 namespace sherd::nn::detail {
 
 /// The experts of one rank, a unit of its own on the expert mesh: down_e(silu(gate_e(x)) * up_e(x)), each
-/// expert on its rows. Experts without rows, and calls without any, take part in the unit's collectives like
+/// expert on its rows. Those of gpt_oss have biases and clamped_swiglu(), and matrices [in, out] as in its files. Experts without rows, and calls without any, take part in the unit's collectives like
 /// the others.
 class Experts : public Module<Experts> {
  public:
@@ -24,6 +24,7 @@ class Experts : public Module<Experts> {
 
  private:
   Parameter gate_, up_, down_;
+  Parameter gate_bias_, up_bias_, down_bias_;  // gpt_oss
 };
 
 /// Every row's top_k experts by a learned router, weighted by its gates. No row is dropped. Each forward
@@ -47,7 +48,7 @@ class Mixture : public Module<Mixture> {
 
   Context context_;
   ExpertParallel parallel_;
-  Parameter router_;
+  Parameter router_, router_bias_;
   Buffer bias_;
   Experts experts_;
   std::unique_ptr<Mlp> shared_;

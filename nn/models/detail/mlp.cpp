@@ -3,6 +3,7 @@
 #include <string>
 
 #include <sherd/nn/activation.h>
+#include <sherd/nn/composites.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/linear.h>
 #include <sherd/nn/models/detail/family_names.h>
@@ -28,14 +29,19 @@ Mlp::Mlp(const Context& context, int64_t hidden_of_all) : context_(context) {
   if (m.mlp_bias) down_bias_ = param(std::string(names.down) + ".bias", {m.dim}, constant(0));
 }
 
+Var Mlp::activated(const Var& in) const {
+  if (in_.size() < 2) return gelu(in);
+  return is_gemma(context_.model) ? geglu(in) : swiglu(in);
+}
+
 Var Mlp::forward(const SequenceRows& rows, const Var& residual, const Var& x) {
   const bool gated = in_.size() == 2;
   if (!gated && context_.tp.size() == 1)
     return gelu_mlp(residual, x, {in_[0], in_biases_.empty() ? Parameter() : in_biases_[0]},
                     {down_, down_bias_}, context_.layout);
   const Var in = packed_linear(rows.enter(x), in_, in_biases_, context_.layout);
-  if (!gated || down_bias_.defined())
-    return add_row_parallel(context_, rows, residual, gated ? swiglu(in) : gelu(in), down_, down_bias_);
+  if (!gated || down_bias_.defined() || is_gemma(context_.model))
+    return add_row_parallel(context_, rows, residual, activated(in), down_, down_bias_);
   if (context_.tp.size() == 1) return swiglu_linear(in, down_, residual);
   return residual + rows.leave(swiglu_linear(in, down_));
 }

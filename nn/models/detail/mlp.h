@@ -6,7 +6,8 @@
 
 namespace sherd::nn::detail {
 
-/// residual + down(silu(gate(x)) * up(x)), or of gpt2 residual + down(gelu(up(x))), with the tanh form.
+/// residual + down(silu(gate(x)) * up(x)), of gemma3 with gelu in the place of silu, of gpt2 residual +
+/// down(gelu(up(x))); both with the tanh form. The residual may be undefined where gelu is.
 /// Tensor-parallel: a rank has hidden / tp of the columns between, and all rows there.
 class Mlp : public Module<Mlp> {
  public:
@@ -15,6 +16,8 @@ class Mlp : public Module<Mlp> {
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x);
 
  private:
+  Var activated(const Var& in) const;
+
   Context context_;
   std::vector<Parameter> in_, in_biases_;  // gate and up, or up alone
   Parameter down_, down_bias_;

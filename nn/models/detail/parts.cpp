@@ -43,7 +43,7 @@ Var add_bias(const Var& x, const Parameter& bias, const TensorParallel& tp) {
 
 Var Norm::operator()(const Var& x, const SequenceRows& rows) const {
   return bias.defined() ? layer_norm(x, weight, bias, eps, rows.partial())
-                        : rms_norm(x, weight, eps, rows.partial());
+                        : rms_norm(x, weight, eps, rows.partial(), base);
 }
 
 Shape Context::weight(int64_t in, int64_t out) const {
@@ -65,7 +65,8 @@ Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var
     return nn::add_row_parallel(context.tp, residual, x, w);
   if (context.tp.size() == 1) return add_affine(residual, x, {w, bias}, context.layout);
   const Var sum = rows.leave(packed_linear(x, {w}, {}, context.layout));
-  return residual + (bias.defined() ? add_bias(sum, bias, rows.partial()) : sum);
+  const Var out = bias.defined() ? add_bias(sum, bias, rows.partial()) : sum;
+  return residual.defined() ? residual + out : out;
 }
 
 }  // namespace sherd::nn::detail

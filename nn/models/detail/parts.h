@@ -1,6 +1,8 @@
 // Parts that the modules of a decoder share: normalisations, and products that end in the residual stream.
 #pragma once
 
+#include <utility>
+
 #include <sherd/nn/detail/packed_linear.h>
 #include <sherd/nn/models/description.h>
 #include <sherd/nn/sequence_parallel.h>
@@ -11,6 +13,8 @@ namespace sherd::nn::detail {
 struct Norm {
   Parameter weight, bias;
   float eps = 0;
+  float base = 0;  // see rms_norm()
+  bool defined() const { return weight.defined(); }
   /// Of rows between regions: each rank's, where `rows` splits them.
   Var operator()(const Var& x, const SequenceRows& rows) const;
 };
@@ -28,11 +32,15 @@ struct Context {
   /// First values of matrices, and of those that add to the residual stream.
   Init values() const;
   Init residual_values() const;
+  /// Of norms' weights: 1, or distances from it.
+  Init norm_values() const { return constant(is_gemma(model) ? 0.0f : 1.0f); }
+  Norm norm(Parameter weight) const { return {std::move(weight), {}, model.norm_eps, norm_base()}; }
+  float norm_base() const { return is_gemma(model) ? 1.0f : 0.0f; }
 };
 
 /// residual + the sum over the ranks of x w^T + bias: x holds all rows and some inputs on each rank, w is cut
-/// along the inputs, and the bias, if there is one, is whole. Residual and result lie as `rows` says. On one rank the
-/// residual may be undefined: nothing is added.
+/// along the inputs, and the bias, if there is one, is whole. Residual and result lie as `rows` says. The residual
+/// may be undefined: nothing is added.
 Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var& residual, const Var& x,
                      const Parameter& w, const Parameter& bias);
 

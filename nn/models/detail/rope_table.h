@@ -12,13 +12,16 @@ namespace sherd::nn::detail {
 /// model.
 class RopeTable {
  public:
-  /// Of positions that are learned: none.
-  explicit RopeTable(const ModelDescription& model);
+  /// @param rope of these layers. Of positions that are learned: no frequencies.
+  RopeTable(const ModelDescription& model, const RopeDescription& rope);
   bool rotary() const { return !frequencies_.empty(); }
+  /// Of cosines and sines: rope_type "yarn" and query_scalar; of latent attention, which scales them itself, too.
+  float scale() const { return scale_; }
   Tensor on(Device& device);
 
  private:
   std::vector<float> frequencies_;
+  float scale_ = 1;
   Tensor table_;
 };
 

@@ -11,8 +11,11 @@
 
 namespace sherd::nn::detail {
 
-SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope)
-    : context_(context), rope_(std::move(rope)), heads_(context.tp.share(context.model.heads)) {
+SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope, int64_t window)
+    : context_(context),
+      rope_(std::move(rope)),
+      window_(window),
+      heads_(context.tp.share(context.model.heads)) {
   const ModelDescription& m = context.model;
   const FamilyNames& names = names_of(m.family);
   const TensorParallel& tp = context.tp;
@@ -35,9 +38,10 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
                       context.residual_values()),
                 context.in_dim());
   if (m.out_bias) out_bias_ = param(std::string(names.out) + ".bias", {m.dim}, constant(0));
+  if (is_gpt_oss(m)) sinks_ = tp.cut(param("sinks", {heads_}, context.values()), 0);
   if (!m.qk_norm) return;
-  q_norm_ = param("q_norm.weight", {is_olmo2(m) ? heads_ * m.head_dim : m.head_dim}, constant(1));
-  k_norm_ = param("k_norm.weight", {is_olmo2(m) ? kv_heads_ * m.head_dim : m.head_dim}, constant(1));
+  q_norm_ = param("q_norm.weight", {is_olmo(m) ? heads_ * m.head_dim : m.head_dim}, context.norm_values());
+  k_norm_ = param("k_norm.weight", {is_olmo(m) ? kv_heads_ * m.head_dim : m.head_dim}, context.norm_values());
 }
 
 Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
@@ -59,23 +63,26 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
                            KvCache::Layer* cache) {
   const ModelDescription& m = context_.model;
   Var packed = qkv(rows, x);
-  if (m.qk_norm && is_olmo2(m))
+  if (m.qk_norm && is_olmo(m))
     packed = projection_norm(packed, q_norm_, k_norm_, m.norm_eps);
   else if (m.qk_norm)
-    packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp);
+    packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp, context_.norm_base());
   if (rope_->rotary()) {
     const Tensor frequencies = rope_->on(packed.device());
     packed = nn::rope(std::move(packed), frequencies,
                       {.batch = batch,
                        .heads = heads_ + kv_heads_,
                        .first_position = cache != nullptr ? cache->length() : 0,
-                       .head_dim = m.head_dim});
+                       .head_dim = m.head_dim,
+                       .scale = rope_->scale()});
   }
   const Var seen = attention(packed, {.batch = batch,
                                       .heads = heads_,
                                       .kv_heads = kv_heads_,
                                       .head_dim = m.head_dim,
                                       .max_logits = {},
+                                      .window = window_,
+                                      .sinks = sinks_,
                                       .cache = cache});
   return add_row_parallel(context_, rows, residual, seen, out_, out_bias_);
 }

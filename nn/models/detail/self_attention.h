@@ -12,12 +12,13 @@
 
 namespace sherd::nn::detail {
 
-/// residual + out(attention(q, k, v of x)), with grouped queries, biases, norms of heads and rope as the
+/// residual + out(attention(q, k, v of x)), with grouped queries, biases, norms of heads, rope, windows and sinks as the
 /// description says. Tensor-parallel: a rank has heads / tp query heads and kv_heads / tp key heads. Key
 /// heads that tp does not divide are computed whole on every rank, which takes those that its queries need.
 class SelfAttention : public Module<SelfAttention> {
  public:
-  SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope);
+  /// @param window as AttentionOptions::window
+  SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope, int64_t window = 0);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
               KvCache::Layer* cache = nullptr);
   /// That this rank's queries see.
@@ -29,11 +30,12 @@ class SelfAttention : public Module<SelfAttention> {
 
   Context context_;
   std::shared_ptr<RopeTable> rope_;
+  int64_t window_;
   int64_t heads_;                            // of this rank
   std::vector<int64_t> shared_;              // key heads that it takes of all; empty: it has its own
   int64_t kv_heads_;                         // of what attention() gets
   std::vector<Parameter> weights_, biases_;  // q, k, v
-  Parameter out_, out_bias_, q_norm_, k_norm_;
+  Parameter out_, out_bias_, q_norm_, k_norm_, sinks_;
 };
 
 }  // namespace sherd::nn::detail

@@ -269,7 +269,7 @@ TEST(ModelConfig, WhatIsNotComputedIsRefusedByItsKey) {
     parsed(with(sizes("gpt2"), {{"activation_function", good}}));
   for (const char* good : {"silu", "swish"}) parsed(with(sizes("llama"), {{"hidden_act", good}}));
   parsed(with(sizes("qwen3_moe"), {{"mlp_only_layers", nullptr}}));
-  for (const std::string other : {"gemma", "gpt_oss", "qwen3_next"})
+  for (const std::string other : {"gemma", "gemma2", "qwen3_next"})
     EXPECT_THAT(refusal({{"model_type", other}}),
                 AllOf(HasSubstr("\"model_type\" is \"" + other + "\""), HasSubstr("qwen3_moe")));
   EXPECT_THAT(refusal(json::object()), HasSubstr("\"model_type\" is missing"));

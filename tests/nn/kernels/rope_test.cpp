@@ -80,6 +80,23 @@ TEST(Rope, MatchesReferenceInPlaceAndNot) {
           tolerance(c.dtype), name(c));
 }
 
+TEST(Rope, ScaleIsAFactorOfWhatIsRotated) {
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    const int64_t heads = 2, dim = 8, rest = 3, rows = 10;
+    const Tensor x = lab.random({rows, heads * dim + rest}, 1), f = frequencies(lab, dim);
+    const Tensor plain = lab.empty(x.shape()), scaled = lab.empty(x.shape());
+    for (const bool inverse : {false, true}) {
+      ops::rope(lab.s, plain, x, f, 1, heads, 3, inverse, dim);
+      ops::rope(lab.s, scaled, x, f, 1, heads, 3, inverse, dim, 0.25f);
+      Floats want = lab.floats(plain);
+      for (int64_t i = 0; i < x.numel(); ++i)
+        if (i % x.size(1) < heads * dim) want[static_cast<size_t>(i)] *= 0.25f;
+      EXPECT_EQ(bits(lab.floats(scaled)), bits(want)) << "a power of two is exact";
+    }
+  }
+}
+
 // The rotated columns of each head as a tensor by themselves; the others stay.
 TEST(Rope, RotatesTheFirstColumnsOfWiderHeads) {
   for (const char* kernels : {kFast, "reference"})

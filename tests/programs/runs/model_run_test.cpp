@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Families, ModelRun, ::testing::Values("llama", "qwen3_m
 
 TEST(ModelFolders, ComeBackByteForByteAndAreRefusedByName) {
   for (const std::string family : {"gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral",
-                                   "deepseek_v3", "olmo2", "glm4_moe"}) {
+                                   "deepseek_v3", "olmo2", "glm4_moe", "olmo3", "gemma3_text", "gpt_oss"}) {
     const fs::path out = scratch("folder");
     fs::remove_all(out);
     const Finished run = run_train_gpt({"--model", folder_of(family).string(), "--steps", "0", "--ranks", "2",
@@ -134,7 +134,7 @@ TEST(ModelFolders, ComeBackByteForByteAndAreRefusedByName) {
 TEST(ModelFolders, GenerateTheSameTokensOnAnyRanks) {
   const Flags sample = {"--steps",         "0",     "--sample", "12", "--temperature", "0",
                         "--prompt-tokens", "5,6,7", "--quiet"};
-  for (const std::string family : {"gpt2", "qwen3_moe", "deepseek_v3"}) {
+  for (const std::string family : {"gpt2", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss"}) {
     const Flags flags = Flags{"--model", folder_of(family).string()} + sample;
     const Finished one = run_train_gpt(flags);
     ASSERT_EQ(one.exit_code, 0) << one.err;

@@ -19,6 +19,9 @@ TEST(TrainingFlops, AreSixForAWeightAndAttendToTheTokensBefore) {
   // Three tokens see 1, 2 and 3 keys.
   EXPECT_EQ(3 * training_flops({.weights = 0, .attention_width = 8}, 3), 2 * 2 * 8 * 3 * (1 + 2 + 3));
   // A product of the order of 10^16 does not overflow.
+  // With a window of two tokens three see 1 + 2 + 2 keys; a longer one is that of all tokens.
+  EXPECT_EQ(3 * training_flops({.window_width = 8, .window = 2}, 3), 2 * 2 * 8 * 3 * (1 + 2 + 2));
+  EXPECT_EQ(3 * training_flops({.window_width = 8, .window = 9}, 3), 2 * 2 * 8 * 3 * (1 + 2 + 3));
   EXPECT_EQ(training_flops({.weights = 2'000'000'000'000, .attention_width = 1 << 24}, 1 << 20),
             12e12 + 6.0 * ((1 << 20) + 1) * (1 << 24));
 }

@@ -1,0 +1,118 @@
+// Attention sinks: beside attention to one more key, and beside the reference.
+#include <sherd/nn/kernels/attention/cached_attention.h>
+#include <sherd/nn/ops.h>
+
+#include "kernels/lab.h"
+
+namespace sherd::test {
+namespace {
+
+struct SinksCase {
+  int64_t batch, seq, heads, dim;
+  DType dtype = DType::f32;
+
+  Shape rows() const { return {batch * seq, heads * dim}; }
+  Shape sums() const { return {batch, heads, seq}; }
+};
+
+const SinksCase kSinksCases[] = {{1, 1, 1, 1},
+                                 {2, 7, 3, 5},
+                                 {1, 130, 4, 64},
+                                 {3, 0, 2, 4},
+                                 {2, 7, 3, 5, DType::bf16},
+                                 {1, 90, 4, 64, DType::bf16}};
+
+Floats sinks_passes(Lab& lab, const SinksCase& c) {
+  const Tensor out = lab.random(c.rows(), 1, c.dtype), lse = lab.random(c.sums(), 2, DType::f32, 3);
+  const Tensor sinks = lab.random({c.heads}, 3), dsinks = lab.random({c.heads}, 4);
+  ops::sinks_forward(lab.s, out, lse, sinks);
+  ops::sinks_backward(lab.s, dsinks, lab.random(c.rows(), 5, c.dtype), out, lse, sinks);
+  Floats all = lab.floats(out);
+  for (const Tensor& t : {lse, dsinks}) {
+    const Floats more = lab.floats(t);
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
+}
+
+// Values of up to 4.5 times a factor below 1, rounded once. dsinks is a sum over rows of a dot product of dim terms, of some
+// sqrt(rows * dim) with an error of 2^-24 of each term; in bf16 of products that begin with out, which may be rounded to a
+// neighbouring value: half an epsilon of each.
+double sinks_tolerance(const SinksCase& c) {
+  const double terms = std::sqrt(static_cast<double>(c.batch * c.seq * c.dim));
+  return c.dtype == DType::f32 ? 1e-5 * (1 + terms) : epsilon(c.dtype) * (4.5 + terms);
+}
+
+TEST(Sinks, BothPassesMatchReference) {
+  if (kCuda) GTEST_SKIP() << "there are no CUDA kernels";
+  for (const SinksCase& c : kSinksCases)
+    expect_same_as_reference(
+        [&](Lab& lab) { return sinks_passes(lab, c); }, sinks_tolerance(c),
+        "seq " + std::to_string(c.seq) + " dim " + std::to_string(c.dim) + " " + name_of(c.dtype));
+}
+
+// Of one head of width 2 with two positions: a third key whose score is the sink, and whose value is 0.
+TEST(Sinks, AreOneMoreKeyWhoseValueIsZero) {
+  for (const char* kernels : {kCuda ? "reference" : kFast, "reference"}) {
+    Lab lab(kernels);
+    const Tensor qkv = lab.tensor({2, 6}, {1, 0, 2, 0, 4, 8, 1, 0, 3, 0, 6, 2});
+    const Tensor out = lab.empty({2, 2}), lse = lab.empty({1, 1, 2}), sinks = lab.tensor({1}, {0.5f});
+    ops::attention_forward(lab.s, out, lse, qkv, 1, 1);
+    ops::sinks_forward(lab.s, out, lse, sinks);
+    const double a = std::exp(2 / std::sqrt(2.0)), b = std::exp(3 / std::sqrt(2.0)), sink = std::exp(0.5);
+    const auto f = [](double x) { return static_cast<float>(x); };
+    expect_close(lab.floats(out),
+                 {f(4 * a / (a + sink)), f(8 * a / (a + sink)), f((4 * a + 6 * b) / (a + b + sink)),
+                  f((8 * a + 2 * b) / (a + b + sink))},
+                 1e-5);
+    expect_close(lab.floats(lse), {f(std::log(a + sink)), f(std::log(a + b + sink))}, 1e-6);
+    const Tensor k = lab.tensor({2, 2}, {2, 0, 3, 0}), v = lab.tensor({2, 2}, {4, 8, 6, 2}),
+                 last = lab.empty({1, 2});
+    ops::cached_attention(lab.s, last, qkv.rows(1, 2), k, v, 1, 1, 1, 0, sinks);
+    expect_close(lab.floats(last), {f((4 * a + 6 * b) / (a + b + sink)), f((8 * a + 2 * b) / (a + b + sink))},
+                 1e-5);
+  }
+}
+
+// With attention's backward, which gets what the forward of sinks made of out and lse.
+TEST(Sinks, GradientsAreThoseOfTheWholeSoftmax) {
+  const int64_t seq = 5, heads = 2, dim = 3;
+  std::vector<double> qkv = doubles(seq * 3 * heads * dim, 1), dout = doubles(seq * heads * dim, 2);
+  std::vector<double> out(dout.size()), dqkv(qkv.size());
+  std::vector<float> lse(static_cast<size_t>(heads * seq)), sinks{0.3f, -0.7f}, dsinks(2);
+  AttentionArgs a{.batch = 1, .seq = seq, .heads = heads, .kv_heads = heads, .head_dim = dim};
+  a.qkv = ref(qkv), a.out = ref(out), a.lse = lse.data(), a.dout = ref(dout), a.dqkv = ref(dqkv);
+  SinksArgs s{.batch = 1, .seq = seq, .heads = heads, .head_dim = dim, .out = ref(out), .dout = ref(dout)};
+  s.lse = lse.data(), s.sinks = sinks.data(), s.dsinks = dsinks.data();
+  const auto loss = [&] {
+    AttentionKernels::reference()->attention_forward(no_context(), a);
+    SinksKernels::reference()->sinks_forward(no_context(), s);
+    return dot(out, dout);
+  };
+  loss();
+  AttentionKernels::reference()->attention_backward(no_context(), a);
+  SinksKernels::reference()->sinks_backward(no_context(), s);
+  expect_gradient(qkv, dqkv, loss, 3e-6);  // lse is kept in fp32
+  for (size_t h = 0; h < 2; ++h) {
+    const float at = sinks[h], step = 1.0f / 64;
+    sinks[h] = at + step;
+    const double above = loss();
+    sinks[h] = at - step;
+    const double below = loss();
+    sinks[h] = at;
+    // The third derivative, of size 1, times step^2 / 6; and f32 of lse, 2^-24 / step.
+    EXPECT_NEAR(dsinks[h], (above - below) / (2 * step), 2e-4) << h;
+  }
+}
+
+TEST(Sinks, SayWhatDoesNotFit) {
+  Lab lab("reference");
+  const Tensor out = lab.empty({6, 8}), lse = lab.empty({1, 2, 6});
+  EXPECT_THROW(ops::sinks_forward(lab.s, out, lse, lab.empty({3})), ShapeMismatch);
+  EXPECT_THROW(ops::sinks_forward(lab.s, lab.empty({5, 8}), lse, lab.empty({2})), ShapeMismatch);
+  EXPECT_THROW(ops::sinks_backward(lab.s, lab.empty({2}), lab.empty({6, 6}), out, lse, lab.empty({2})),
+               ShapeMismatch);
+}
+
+}  // namespace
+}  // namespace sherd::test
