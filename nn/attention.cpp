@@ -31,6 +31,8 @@ int64_t width_of_head(const Tensor& qkv, const AttentionOptions& o, int64_t kv_h
 
 /// Of rows that follow what is kept. The first ones are a sequence of their own: training's kernel is faster there.
 Var cached(const Var& qkv, const AttentionOptions& o, int64_t kv_heads, int64_t width) {
+  if (o.starts.defined())
+    throw InvalidArgument("attention: a cache keeps one document; leave `starts` undefined");
   if (o.batch != 1)
     throw InvalidArgument(
         fmt::format("attention: a cache keeps one sequence, not {}; run them one by one", o.batch));
@@ -67,16 +69,18 @@ Var attention(const Var& qkv, const AttentionOptions& o) {
   const Tensor out = like(in, {in.size(0), heads * width});
   const Tensor lse = like_f32(in, {batch, heads, in.size(0) / batch});
   const bool trains = qkv.tape() != nullptr && qkv.tape()->training();
-  const Tensor raised = trains ? o.max_logits : Tensor();
+  const Tensor raised = trains ? o.max_logits : Tensor(), starts = o.starts;
   return function(
       {qkv},
       [&](Stream& s) {
-        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised);
+        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised, starts);
         return out;
       },
-      [in, out, lse, batch, heads, kv_heads](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [in, out, lse, batch, heads, kv_heads, starts](Stream& s,
+                                                     const BackwardCall& call) -> std::vector<Gradient> {
         Tensor dqkv = like(in);
-        ops::attention_backward(s, dqkv, call.output().tensor(out), out, lse, in, batch, heads, kv_heads);
+        ops::attention_backward(s, dqkv, call.output().tensor(out), out, lse, in, batch, heads, kv_heads,
+                                starts);
         return {dqkv};
       });
 }

@@ -14,6 +14,15 @@
 
 namespace sherd::nn {
 
+/// Factors of a forward's objective.
+struct ObjectiveScale {
+  /// NOLINTNEXTLINE: where every row is learned, both are one number.
+  ObjectiveScale(float both) : loss(both), balance(both) {}
+  ObjectiveScale(float of_losses, float of_balance) : loss(of_losses), balance(of_balance) {}
+  float loss;     ///< of the sum of the rows' losses
+  float balance;  ///< of balancing losses, which are sums over all rows, learned or not; see LayerBalance
+};
+
 /// What a training program needs of a language model; derived classes are the families'. Parameters have the
 /// names of the family's files on Hugging Face ("model.layers.0.self_attn.q_proj.weight"), but for what
 /// stored_names() lists: stacks of experts, which are one parameter each, parts of matrices that files keep
@@ -22,9 +31,13 @@ namespace sherd::nn {
 /// Wrapped from the inside out: experts on their own mesh, then each block, then the model.
 class CausalModel : public Module<CausalModel> {
  public:
-  /// tokens and targets i32 [batch, seq]: the losses f32 [batch * seq] in nats, and `scale` times their sum.
-  /// At most CausalModelOptions::logits_chunk rows' logits exist at once.
-  virtual CrossEntropy forward(const Var& tokens, const Tensor& targets, float scale) = 0;
+  /// tokens and targets i32 [batch, seq]: the losses f32 [batch * seq] in nats, and `scale` times their sum. Rows whose
+  /// target is kIgnoredTarget have loss 0 and no gradient. At most CausalModelOptions::logits_chunk rows' logits exist at
+  /// once.
+  /// @param starts documents in a row, as AttentionOptions::starts; undefined: each sequence is one. @throws NotSupported
+  ///   by models of learned positions, which do not restart.
+  virtual CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
+                               const Tensor& starts = {}) = 0;
   /// The logits [batch * seq, vocab] on every rank, in the dtype that the model computes in, for no backward.
   virtual Tensor forward(const Tensor& tokens) = 0;
 

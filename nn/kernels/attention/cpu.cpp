@@ -16,7 +16,7 @@
 
 // Each (batch, head) is copied into dense fp32 matrices [seq, head_dim] and worked in blocks of query rows,
 // so that only the causal part of the scores (up to one block of slack) is computed. q is scaled on the way
-// in. Backward goes over groups of query heads: a thread takes all that use one key head, in order, so that
+// in. Keys before those of a block's first row, of earlier documents, are left out. Backward goes over groups of query heads: a thread takes all that use one key head, in order, so that
 // their sum in dk and dv is the same for any number of threads.
 
 namespace sherd::cpu {
@@ -62,16 +62,20 @@ float forward(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* sc
   load(l, v, qkv + l.qkv(bh, 2), l.qkv_stride());
   float largest = -std::numeric_limits<float>::infinity();
   for (int64_t first = 0; first < l.seq; first += kRows) {
-    const int64_t keys = std::min(l.seq, first + kRows), n = keys - first;
-    dots(l, p, q + first * l.dim, k, n, keys);
+    const int64_t end = std::min(l.seq, first + kRows), n = end - first, from = l.first_key(bh, first),
+                  keys = end - from;
+    dots(l, p, q + first * l.dim, k + from * l.dim, n, keys);
     float sums[kRows];
     for (int64_t i = 0; i < n; ++i) {
-      const auto [max, sum] = exponentials(p + i * keys, p + i * keys, first + i + 1, keys);
+      const int64_t begin = l.first_key(bh, first + i) - from, count = first + i + 1 - from - begin;
+      float* const pi = p + i * keys + begin;
+      std::fill(p + i * keys, pi, 0.0f);
+      const auto [max, sum] = exponentials(pi, pi, count, keys - begin);
       sums[i] = sum;
       largest = std::max(largest, max);
       a.lse[bh * l.seq + first + i] = max + std::log(sum);
     }
-    sgemm(false, false, n, l.dim, keys, 1, p, keys, v, l.dim, 0, o + first * l.dim, l.dim);
+    sgemm(false, false, n, l.dim, keys, 1, p, keys, v + from * l.dim, l.dim, 0, o + first * l.dim, l.dim);
     for (int64_t i = 0; i < n; ++i)
       for (int64_t d = 0; d < l.dim; ++d) o[(first + i) * l.dim + d] /= sums[i];
   }
@@ -92,28 +96,32 @@ void backward_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, floa
   load(l, v, qkv + l.qkv(bh, 2), l.qkv_stride());
   load(l, dout, dout_rows, l.out_stride());
   for (int64_t first = 0; first < l.seq; first += kRows) {
-    const int64_t keys = std::min(l.seq, first + kRows), n = keys - first;
-    dots(l, p, q + first * l.dim, k, n, keys);
-    dots(l, dp, dout + first * l.dim, v, n, keys);
+    const int64_t last = std::min(l.seq, first + kRows), n = last - first, from = l.first_key(bh, first),
+                  keys = last - from;
+    dots(l, p, q + first * l.dim, k + from * l.dim, n, keys);
+    dots(l, dp, dout + first * l.dim, v + from * l.dim, n, keys);
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t row = first + i, count = row + 1, end = whole_vectors(count, keys);
+      const int64_t row = first + i, begin = l.first_key(bh, row) - from, count = row + 1 - from - begin,
+                    end = whole_vectors(count, keys - begin);
       float delta = 0;  // sum of p * dp over the row
 #pragma omp simd reduction(+ : delta)
       for (int64_t d = 0; d < l.dim; ++d)
         delta += float(out[row * l.out_stride() + d]) * dout[row * l.dim + d];
       const float lse = a.lse[bh * l.seq + row];
-      float *pi = p + i * keys, *ds = dp + i * keys;
+      float *pi = p + i * keys + begin, *ds = dp + i * keys + begin;
+      std::fill(pi - begin, pi, 0.0f);
+      std::fill(ds - begin, ds, 0.0f);
 #pragma omp simd
       for (int64_t j = 0; j < end; ++j) {
         pi[j] = j < count ? exp_bounded(pi[j] - lse) : 0.0f;
         ds[j] = j < count ? pi[j] * (ds[j] - delta) : 0.0f;
       }
-      std::fill(pi + end, pi + keys, 0.0f);
-      std::fill(ds + end, ds + keys, 0.0f);
+      std::fill(pi + end, pi + keys - begin, 0.0f);
+      std::fill(ds + end, ds + keys - begin, 0.0f);
     }
-    sgemm(true, false, keys, l.dim, n, 1, p, keys, dout + first * l.dim, l.dim, 1, dv, l.dim);
-    sgemm(true, false, keys, l.dim, n, 1, dp, keys, q + first * l.dim, l.dim, 1, dk, l.dim);
-    sgemm(false, false, n, l.dim, keys, 1, dp, keys, k, l.dim, 0, dq + first * l.dim, l.dim);
+    sgemm(true, false, keys, l.dim, n, 1, p, keys, dout + first * l.dim, l.dim, 1, dv + from * l.dim, l.dim);
+    sgemm(true, false, keys, l.dim, n, 1, dp, keys, q + first * l.dim, l.dim, 1, dk + from * l.dim, l.dim);
+    sgemm(false, false, n, l.dim, keys, 1, dp, keys, k + from * l.dim, l.dim, 0, dq + first * l.dim, l.dim);
   }
   store(l, a.dqkv.as<T>() + l.qkv(bh, 0), dq, l.qkv_stride(), l.scale);
 }
@@ -186,6 +194,7 @@ const AttentionKernels* AttentionKernels::cpu() {
       .attention_backward = cpu::attention_backward,
       .cached_attention = cpu::cached_attention,
       .scratch = cpu::attention_scratch,
+      .takes_starts = true,
   };
   return &table;
 }

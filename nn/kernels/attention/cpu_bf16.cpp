@@ -12,7 +12,7 @@
 #include "cpu_exponentials.h"
 
 // q, k and v are read where they are, in blocks of query rows of which only the causal part (up to one block of slack)
-// is computed, as cpu.cpp does for f32.
+// is computed, as cpu.cpp does for f32. Products span all documents of a row; probabilities of other documents are 0.
 
 namespace sherd::cpu {
 namespace {
@@ -92,7 +92,11 @@ float forward_of_head(const HeadLayout& l, const AttentionArgs& a, const std::ve
     dots_of_block.run(q.at(first), k.data, scores);
     float sums[kBlockRows];
     for (int64_t i = 0; i < n; ++i) {
-      const auto [max, sum] = exponentials(p + i * keys, scores + i * keys, first + i + 1, keys, l.scale);
+      const int64_t begin = l.first_key(bh, first + i);
+      bf16* const pi = p + i * keys;
+      std::fill(pi, pi + begin, bf16(0.0f));
+      const auto [max, sum] =
+          exponentials(pi + begin, scores + i * keys + begin, first + i + 1 - begin, keys - begin, l.scale);
       sums[i] = sum;
       largest = std::max(largest, max * l.scale);
       a.lse[bh * l.seq + first + i] = max * l.scale + std::log(sum);
@@ -104,7 +108,7 @@ float forward_of_head(const HeadLayout& l, const AttentionArgs& a, const std::ve
   return largest;
 }
 
-/// Turns scores into p and dp into the scores' gradients, for query row `row` and `keys` keys.
+/// Turns scores into p and dp into the scores' gradients, for query row `row` and `keys` keys from its document's first.
 void gradient_of_row(const HeadLayout& l, const AttentionArgs& a, int64_t bh, int64_t row, int64_t keys,
                      const float* scores, const float* dp, bf16* p, bf16* ds) {
   const bf16 *out = a.out.as<bf16>() + l.out(bh) + row * l.out_stride(),
@@ -113,7 +117,7 @@ void gradient_of_row(const HeadLayout& l, const AttentionArgs& a, int64_t bh, in
 #pragma omp simd reduction(+ : delta)
   for (int64_t d = 0; d < l.dim; ++d) delta += float(out[d]) * float(dout[d]);
   const float lse = a.lse[bh * l.seq + row], scale = l.scale;
-  const int64_t count = row + 1, end = whole_vectors(count, keys);
+  const int64_t count = row + 1 - l.first_key(bh, row), end = whole_vectors(count, keys);
 #pragma omp simd
   for (int64_t j = 0; j < end; ++j) {
     const float e = j < count ? exp_bounded(scale * scores[j] - lse) : 0.0f;
@@ -136,9 +140,12 @@ void backward_of_head(const HeadLayout& l, const AttentionArgs& a, const std::ve
     const auto [first, n, keys] = std::tuple(block.first, block.rows, block.keys);
     block.scores.run(q.at(first), k.data, scores);
     block.dp.run(dout.at(first), v.data, dp);
-    for (int64_t i = 0; i < n; ++i)
-      gradient_of_row(l, a, bh, first + i, keys, scores + i * keys, dp + i * keys, p + i * keys,
-                      ds + i * keys);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t begin = l.first_key(bh, first + i), at = i * keys + begin;
+      std::fill(p + i * keys, p + at, bf16(0.0f));
+      std::fill(ds + i * keys, ds + at, bf16(0.0f));
+      gradient_of_row(l, a, bh, first + i, keys - begin, scores + at, dp + at, p + at, ds + at);
+    }
     block.dv.run(p, dout.at(first), dv);
     block.dk.run(ds, q.at(first), dk);
     block.dq.run(ds, k.data, dq);

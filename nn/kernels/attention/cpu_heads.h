@@ -18,9 +18,16 @@ struct HeadLayout {
         kv_heads(a.kv_heads),
         group(a.heads / a.kv_heads),
         dim(a.head_dim),
-        scale(1.0f / std::sqrt(static_cast<float>(a.head_dim))) {}
+        scale(1.0f / std::sqrt(static_cast<float>(a.head_dim))),
+        starts(a.starts) {}
   int64_t seq, heads, kv_heads, group, dim;  // group: query heads that use one key head
   float scale;
+  const int32_t* starts;
+
+  /// The first position that `row` of query head bh sees.
+  int64_t first_key(int64_t bh, int64_t row) const {
+    return starts == nullptr ? 0 : starts[bh / heads * seq + row];
+  }
 
   /// q, k, v (part 0, 1, 2) of query head bh, counted over batch and heads.
   int64_t qkv(int64_t bh, int64_t part) const {

@@ -24,6 +24,8 @@ struct Head {
   }
   int64_t out(int64_t t, int64_t d) const { return ((b * a.seq + t) * a.heads + h) * a.head_dim + d; }
   int64_t lse(int64_t t) const { return (b * a.heads + h) * a.seq + t; }
+  /// The first position that t sees.
+  int64_t first(int64_t t) const { return a.starts == nullptr ? 0 : a.starts[b * a.seq + t]; }
   double scale() const { return 1 / std::sqrt(static_cast<double>(a.head_dim)); }
 
   double score(int64_t i, int64_t j) const {
@@ -37,17 +39,18 @@ void forward(const Head& head) {
   const AttentionArgs& a = head.a;
   std::vector<double> p(static_cast<size_t>(a.seq));
   for (int64_t i = 0; i < a.seq; ++i) {
-    const auto row = p.begin() + i + 1;  // end of the causal part
-    for (int64_t j = 0; j <= i; ++j) p[static_cast<size_t>(j)] = head.score(i, j);
+    const int64_t first = head.first(i);
+    const auto begin = p.begin() + first, row = p.begin() + i + 1;  // the part that i sees
+    for (int64_t j = first; j <= i; ++j) p[static_cast<size_t>(j)] = head.score(i, j);
     if (a.max_logits != nullptr)
-      for (auto it = p.begin(); it != row; ++it)
+      for (auto it = begin; it != row; ++it)
         a.max_logits[head.h] = std::fmax(a.max_logits[head.h], static_cast<float>(*it));
-    const double max = *std::max_element(p.begin(), row);
+    const double max = *std::max_element(begin, row);
     double sum = 0;
-    for (auto it = p.begin(); it != row; ++it) sum += * it = std::exp(*it - max);
+    for (auto it = begin; it != row; ++it) sum += * it = std::exp(*it - max);
     for (int64_t d = 0; d < a.head_dim; ++d) {
       double o = 0;
-      for (int64_t j = 0; j <= i; ++j) o += p[static_cast<size_t>(j)] * get(a.qkv, head.in(2, j, d));
+      for (int64_t j = first; j <= i; ++j) o += p[static_cast<size_t>(j)] * get(a.qkv, head.in(2, j, d));
       put(a.out, head.out(i, d), o / sum);
     }
     a.lse[head.lse(i)] = static_cast<float>(max + std::log(sum));
@@ -62,7 +65,7 @@ void backward(const Head& head, std::vector<double>& dk, std::vector<double>& dv
   for (int64_t i = 0; i < a.seq; ++i) {
     double delta = 0;  // sum over j of p * dp
     for (int64_t d = 0; d < D; ++d) delta += get(a.dout, head.out(i, d)) * get(a.out, head.out(i, d));
-    for (int64_t j = 0; j <= i; ++j) {
+    for (int64_t j = head.first(i); j <= i; ++j) {
       const double p = std::exp(head.score(i, j) - a.lse[head.lse(i)]);
       double dp = 0;
       for (int64_t d = 0; d < D; ++d) {
@@ -141,6 +144,7 @@ const AttentionKernels* AttentionKernels::reference() {
       .attention_forward = reference::attention_forward,
       .attention_backward = reference::attention_backward,
       .cached_attention = reference::cached_attention,
+      .takes_starts = true,
   };
   return &table;
 }

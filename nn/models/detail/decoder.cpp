@@ -40,13 +40,14 @@ Norm DecoderLayer::norm(const char* name) {
 }
 
 Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
-                          KvCache::Layer* cache) {
+                          const Tensor& starts, KvCache::Layer* cache) {
   if (is_olmo2(context_.model)) {
-    const Var mid = x + norm1_((*attention_)(rows, Var(), x, batch, cache), rows);
+    const Var mid = x + norm1_((*attention_)(rows, Var(), x, batch, starts, cache), rows);
     return mid + norm2_((*mlp_)(rows, Var(), mid), rows);
   }
   const Var in = norm1_(x, rows);
-  const Var mid = latent_ ? (*latent_)(rows, x, in, batch, cache) : (*attention_)(rows, x, in, batch, cache);
+  const Var mid = latent_ ? (*latent_)(rows, x, in, batch, starts, cache)
+                          : (*attention_)(rows, x, in, batch, starts, cache);
   return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), balance)
                   : (*mlp_)(rows, mid, norm2_(mid, rows));
 }
@@ -88,7 +89,9 @@ Var Decoder::embedded(const Var& tokens, int64_t first, const SequenceRows& rows
          Var(positions_.data().rows(first, first + tokens.size(1)));
 }
 
-Var Decoder::hidden(const Var& tokens, float loss_scale, KvCache* cache) {
+Var Decoder::hidden(const Var& tokens, float balance_scale, const Tensor& starts, KvCache* cache) {
+  if (starts.defined() && positions_.defined())
+    throw NotSupported("causal model: learned positions do not restart for each document in a row");
   int64_t first = 0;
   if (cache != nullptr) {
     if (cache->layers() != static_cast<int64_t>(layers_.size()))
@@ -107,8 +110,8 @@ Var Decoder::hidden(const Var& tokens, float loss_scale, KvCache* cache) {
   Var x = embedded(tokens, first, rows);
   const auto loads = std::make_shared<LayerLoads>(static_cast<int>(layers_.size()));
   for (size_t i = 0; i < layers_.size(); ++i)
-    x = layers_[i](x, rows, tokens.size(0), balance_of(static_cast<int>(i), loss_scale, loads, tokens),
-                   cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
+    x = layers_[i](x, rows, tokens.size(0), balance_of(static_cast<int>(i), balance_scale, loads, tokens),
+                   starts, cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
   return norm_(x, rows);
 }
 
@@ -140,9 +143,10 @@ void Decoder::update_selection_bias(const Tensor& skip) {
                                  static_cast<float>(context_.model.mixture.bias_speed), skip);
 }
 
-CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, float scale) {
-  return vocab_parallel_linear_cross_entropy(vocabulary_, hidden(tokens, scale), head_, targets, scale,
-                                             logits_chunk_, sequence_parallel_);
+CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
+                              const Tensor& starts) {
+  return vocab_parallel_linear_cross_entropy(vocabulary_, hidden(tokens, scale.balance, starts), head_,
+                                             targets, scale.loss, logits_chunk_, sequence_parallel_);
 }
 
 Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {
@@ -150,7 +154,7 @@ Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {
     throw ShapeMismatch(
         fmt::format("causal model: the tokens to continue are {}, must be [1, rows] of at least one row",
                     sherd::to_string(tokens.shape())));
-  const Var x = hidden(tokens, 0, cache);
+  const Var x = hidden(tokens, 0, {}, cache);
   return vocab_parallel_logits(vocabulary_, rows(x, x.size(0) - 1, x.size(0)), head_);
 }
 

@@ -73,7 +73,7 @@ Var LatentSelfAttention::queries(const SequenceRows::Entered& x) const {
 }
 
 Var LatentSelfAttention::forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-                                 KvCache::Layer* cache) {
+                                 const Tensor& starts, KvCache::Layer* cache) {
   const ModelDescription& m = context_.model;
   const LatentDescription& l = m.latent;
   const TensorParallel& tp = context_.tp;
@@ -88,7 +88,8 @@ Var LatentSelfAttention::forward(const SequenceRows& rows, const Var& residual, 
                                            .rope = l.rope,
                                            .value = l.value,
                                            .interleaved = l.interleaved},
-                                 .cache = cache};
+                                 .cache = cache,
+                                 .starts = starts};
   if (m.rope.yarn) {
     options.heads.rotation_scale = static_cast<float>(m.rope.yarn->rotation_scale());
     options.score_scale = static_cast<float>(m.rope.yarn->score_scale());

@@ -20,7 +20,7 @@ class LatentSelfAttention : public Module<LatentSelfAttention> {
  public:
   LatentSelfAttention(const Context& context, std::shared_ptr<RopeTable> rope);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-              KvCache::Layer* cache = nullptr);
+              const Tensor& starts = {}, KvCache::Layer* cache = nullptr);
   int64_t cached_heads() const { return heads_; }
   /// Of a cached key or value.
   int64_t cached_width() const;

@@ -56,7 +56,7 @@ Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
 }
 
 Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-                           KvCache::Layer* cache) {
+                           const Tensor& starts, KvCache::Layer* cache) {
   const ModelDescription& m = context_.model;
   Var packed = qkv(rows, x);
   if (m.qk_norm && is_olmo2(m))
@@ -76,7 +76,8 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
                                       .kv_heads = kv_heads_,
                                       .head_dim = m.head_dim,
                                       .max_logits = {},
-                                      .cache = cache});
+                                      .cache = cache,
+                                      .starts = starts});
   return add_row_parallel(context_, rows, residual, seen, out_, out_bias_);
 }
 

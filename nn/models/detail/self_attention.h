@@ -19,7 +19,7 @@ class SelfAttention : public Module<SelfAttention> {
  public:
   SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-              KvCache::Layer* cache = nullptr);
+              const Tensor& starts = {}, KvCache::Layer* cache = nullptr);
   /// That this rank's queries see.
   int64_t cached_heads() const { return kv_heads_; }
   int64_t cached_width() const { return context_.model.head_dim; }
