@@ -190,7 +190,7 @@ void Rules::check_outputs() const {
 void check_together(const Rules& rules) {
   const TrainConfig& c = rules.c;
   if (c.lr == 0) rules.refuse("--lr 0: must be greater than 0; --steps 0 is the way not to train");
-  if (c.data.empty() && c.tokens.empty()) rules.refuse("--data: the path is empty; name a file or a folder");
+  if (c.data.empty() && !c.has_tokens()) rules.refuse("--data: the path is empty; name a file or a folder");
   rules.check_ranks();
   rules.check_experts();
   rules.check_machine();
@@ -211,15 +211,27 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
     }
   };
   collect(sherd::parse_token_list, c.tokens, "--tokens");
+  collect(sherd::parse_token_list, c.sft, "--sft");
   collect(sherd::parse_unweighted_token_list, c.valid_tokens, "--valid-tokens");
-  if (!c.tokens.empty() && given.flags.has("data"))
-    problems.push_back("--data: --tokens is what is trained on; give one of the two");
-  if (c.tokens.empty() && !c.model.empty() && (c.trains() || c.eval_only))
+  if (c.has_tokens() && given.flags.has("data"))
+    problems.push_back(fmt::format("--data: {} is what is trained on; give one of the two",
+                                   c.sft.empty() ? "--tokens" : "--sft"));
+  if (!c.tokens.empty() && !c.sft.empty())
+    problems.push_back("--sft: --tokens is what is trained on; give one of the two");
+  if (c.packing && c.sft.empty())
+    problems.push_back("--packing: windows have no examples to pack; give --sft");
+  if (c.packing && c.model.empty())
+    problems.push_back("--packing: the byte model's learned positions do not restart in a row; give --model");
+  if (c.packing && c.device == "cuda")
     problems.push_back(
-        fmt::format("--model {}: takes tokens; give --tokens FILE (scripts/tokenize.py makes one), "
+        "--packing: GPUs have no attention kernel for several examples in a row; leave it out");
+  if (!c.has_tokens() && !c.model.empty() && (c.trains() || c.eval_only))
+    problems.push_back(
+        fmt::format("--model {}: takes tokens; give --tokens or --sft FILE (scripts/tokenize.py makes them), "
                     "or --steps 0",
                     c.model));
-  if (c.tokens.empty() && c.valid_tokens.empty() && c.token_format != TrainConfig().token_format)
+  if (c.tokens.empty() && (c.valid_tokens.empty() || !c.sft.empty()) &&
+      c.token_format != TrainConfig().token_format)
     problems.push_back(
         fmt::format("--token-format {}: token files are missing; give --tokens", c.token_format));
   std::vector<std::string> own;

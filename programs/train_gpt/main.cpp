@@ -72,7 +72,7 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   s.replicated = trainer.replicated_memory();
   out->say("\n{}", sherd::format_summary(s));
   if (out->plan && s.steps > 0) out->say("{}\n", out->plan->end(out->peak_bytes, out->comm));
-  if (!config.tokens.empty()) out->say("{} of the tokens\n", trainer.progress_in_data());
+  if (config.has_tokens()) out->say("{} of the tokens\n", trainer.progress_in_data());
   if (!config.loss_svg.empty())
     sherd::write_loss_svg(config.loss_svg, out->losses, out->held_out, loss_unit(config));
 }

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/ops.h>
@@ -20,6 +21,8 @@ namespace train_gpt {
 namespace {
 
 using namespace sherd;
+
+static_assert(ExampleRows::kNoTarget == kIgnoredTarget, "the model ignores what examples do not learn");
 
 // replicate x shard x tp, without the outer and inner ones of a single rank.
 DeviceMesh make_mesh(RankContext& rank, const TrainConfig& c) {
@@ -234,14 +237,16 @@ std::string Trainer::describe() const {
 Trainer::Batch Trainer::load(const std::vector<int64_t>& windows) {
   const int64_t n = static_cast<int64_t>(windows.size()), t = config_.seq;
   std::vector<int32_t> inputs(static_cast<size_t>(n * t)), targets(inputs.size());
+  std::vector<int32_t> starts(config_.packing ? inputs.size() : 0);
   for (int64_t i = 0; i < n; ++i)
-    windows_->fill(windows[static_cast<size_t>(i)], inputs.data() + i * t, targets.data() + i * t);
-  Batch b{Tensor::empty(*rank_.device, {n, t}, DType::i32, "activations"),
-          Tensor::empty(*rank_.device, {n, t}, DType::i32, "activations")};
-  Stream& s = rank_.device->compute();
-  ops::copy_from_host(s, b.inputs, inputs.data(), b.inputs.nbytes());
-  ops::copy_from_host(s, b.targets, targets.data(), b.targets.nbytes());
-  return b;
+    windows_->fill(windows[static_cast<size_t>(i)], inputs.data() + i * t, targets.data() + i * t,
+                   config_.packing ? starts.data() + i * t : nullptr);
+  const auto on_device = [&](const std::vector<int32_t>& values) {
+    const Tensor tensor = Tensor::empty(*rank_.device, {n, t}, DType::i32, "activations");
+    ops::copy_from_host(rank_.device->compute(), tensor, values.data(), tensor.nbytes());
+    return tensor;
+  };
+  return {on_device(inputs), on_device(targets), config_.packing ? on_device(starts) : Tensor()};
 }
 
 void Trainer::sync_parameters() {
@@ -275,14 +280,16 @@ double Trainer::evaluate() {
     for (int64_t i = 0; i < micro; ++i)
       rows.push_back(windows[static_cast<size_t>(std::min(begin + at + i, held - 1))]);
     const Batch batch = load(rows);
-    const Tensor losses = model_(nn::Var(batch.inputs), batch.targets, 1.0f).losses;
+    const Tensor losses = model_(nn::Var(batch.inputs), batch.targets, 1.0f, batch.starts).losses;
     const int64_t counted = std::clamp<int64_t>(end - (begin + at), 0, std::min(micro, share - at));
     if (counted > 0) ops::accumulate_sum(s, sum, losses.flat(0, counted * config_.seq));
     s.synchronize();  // bounds the queued host copies
   }
   double local = 0;
   ops::copy_to_host(s, &local, sum);
-  return data_sum(local) / static_cast<double>(held * config_.seq);
+  const int64_t learned = std::accumulate(windows.begin(), windows.end(), int64_t{0},
+                                          [&](int64_t sum, int64_t w) { return sum + windows_->learned(w); });
+  return data_sum(local) / static_cast<double>(learned);
 }
 
 bool Trainer::weights_are_finite() {

@@ -43,6 +43,7 @@ struct PendingStep {
   std::vector<sherd::Tensor> statuses;  // of Muon's matrices
   sherd::Tensor skipped;                // i64 [1], steps skipped so far
   int64_t sequences = 0;                // of the data that came before it
+  int64_t learned = 0;                  // targets that it learns, on all ranks
   sherd::Event done;
 };
 
@@ -137,8 +138,12 @@ class Trainer {
  private:
   struct Batch {
     sherd::Tensor inputs, targets;
+    sherd::Tensor starts;  // of the examples in a row, with --packing
   };
   Batch load(const std::vector<int64_t>& windows);
+  /// Targets that the next step learns, on all ranks and in all microbatches: the same figure on every rank, without a
+  /// collective.
+  int64_t learned_of_step() const;
   /// Over the ranks that have different data.
   double data_sum(double value);
 

@@ -139,6 +139,23 @@ TEST(Config, ExpertsFitTheRanks) {
   EXPECT_EQ(c.expert_parallel, 2);
 }
 
+TEST(Config, ExamplesAreTheOnlyDataAndPackedForModelsThatCan) {
+  EXPECT_THAT(refusal({"--sft", "a", "--data", "b"}), HasSubstr("--data: --sft is what is trained on"));
+  EXPECT_THAT(refusal({"--sft", "a", "--tokens", "b"}), HasSubstr("--sft: --tokens is what is trained on"));
+  EXPECT_THAT(refusal({"--sft", "a:0"}), HasSubstr("--sft 'a:0': the weight of 'a' is 0"));
+  EXPECT_THAT(refusal({"--sft", "a", "--valid-tokens", "b", "--token-format", "u16"}),
+              HasSubstr("--token-format u16: token files are missing"));
+  EXPECT_THAT(refusal({"--packing"}),
+              AllOf(HasSubstr("--packing: windows have no examples to pack; give --sft"),
+                    HasSubstr("--packing: the byte model's learned positions")));
+  EXPECT_THAT(refusal({"--sft", "a", "--packing", "--model", "qwen3-0.6b", "--device", "cuda"}),
+              HasSubstr("--packing: GPUs have no attention kernel"));
+  EXPECT_THAT(refusal({"--sft", "a", "--packing", "--model", "gpt2-124m", "--from-scratch"}),
+              HasSubstr("--packing: the learned positions of --model gpt2-124m"));
+  EXPECT_TRUE(
+      parse({"--sft", "a:0.3,b:0.7", "--packing", "--model", "qwen3-0.6b", "--from-scratch"}).packing);
+}
+
 TEST(Config, AnExportDtypeNeedsAnExport) {
   EXPECT_THAT(refusal({"--export-dtype", "bf16"}),
               AllOf(HasSubstr("a problem"), HasSubstr("--export-weights")));
