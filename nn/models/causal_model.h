@@ -9,6 +9,7 @@
 #include <sherd/nn/kv_cache.h>
 #include <sherd/nn/loss.h>
 #include <sherd/nn/models/description.h>
+#include <sherd/nn/models/lora.h>
 #include <sherd/nn/module.h>
 #include <sherd/nn/tensor_parallel.h>
 
@@ -60,6 +61,9 @@ class CausalModel : public Module<CausalModel> {
   /// equal on all ranks, in bits. Of no effect on other models.
   /// @param skip i64 [1] on the device, or undefined: not 0 keeps the biases (ShardRuntime::skip(), of before the step)
   virtual void update_selection_bias(const Tensor& skip = {}) { (void)skip; }
+  /// Adds the adapters' products to their weights and sets lora_B to zeros: the same function to rounding, in weights that
+  /// need no adapters. Collective, between steps; optimizer states stay. Of no effect without adapters.
+  virtual void fold_adapters() {}
 };
 
 struct CausalModelOptions {
@@ -72,6 +76,8 @@ struct CausalModelOptions {
   bool sequence_parallel = false;
   /// Rows whose logits exist at once; 0: all. See linear_cross_entropy().
   int64_t logits_chunk = 1024;
+  /// Adapters; every other parameter is frozen. Not of gpt2, whose weights are [in, out].
+  LoraOptions lora{};
 };
 
 /// Builds the model; parameters are only described. @throws InvalidArgument for a description whose numbers

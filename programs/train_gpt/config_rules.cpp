@@ -1,6 +1,7 @@
 #include "config_rules.h"
 
 #include <functional>
+#include <regex>
 #include <utility>
 
 #include <fmt/format.h>
@@ -75,6 +76,7 @@ struct Rules {
 
   void check_ranks() const;
   void check_experts() const;
+  void check_frozen() const;
   void check_machine() const;
   void check_checkpoints() const;
   void check_outputs() const;
@@ -136,6 +138,28 @@ void Rules::check_experts() const {
     refuse("--tp {}: blocks with --experts are not cut; use one of the two", c.tp);
 }
 
+void Rules::check_frozen() const {
+  const auto require_regex = [&](const char* flag, const std::string& pattern) {
+    try {
+      (void)std::regex(pattern);
+    } catch (const std::regex_error& e) {
+      refuse("{} '{}': not a regular expression: {}", flag, pattern, e.what());
+    }
+  };
+  require_regex("--freeze", c.freeze);
+  require_regex("--lora-targets", c.lora_targets);
+  if (c.lora_rank == 0) {
+    const std::string idle = given_flags(given.flags, [](const proto::Setting& s) {
+      return &s == &setting_of("lora_alpha") || &s == &setting_of("lora_targets");
+    });
+    if (!idle.empty()) refuse("{}: the model has no adapters; give --lora-rank R", idle);
+    if (!c.export_adapter.empty()) refuse("--export-adapter: the model has no adapters; give --lora-rank R");
+    return;
+  }
+  if (c.model.empty()) refuse("--lora-rank {}: the byte model has no adapters; give --model", c.lora_rank);
+  if (c.lora_alpha == 0) refuse("--lora-alpha 0: must be greater than 0");
+}
+
 void Rules::check_machine() const {
   if (c.comm_timeout == 0) refuse("--comm-timeout 0: must be greater than 0 seconds");
   if (c.comm == "nccl" && c.device == "cpu")
@@ -193,6 +217,7 @@ void check_together(const Rules& rules) {
   if (c.data.empty() && !c.has_tokens()) rules.refuse("--data: the path is empty; name a file or a folder");
   rules.check_ranks();
   rules.check_experts();
+  rules.check_frozen();
   rules.check_machine();
   rules.check_checkpoints();
   rules.check_outputs();

@@ -9,6 +9,7 @@
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/squares/exact_sum.h>
+#include <sherd/nn/hf/adapter_folder.h>
 
 #include "misfit.h"
 #include "muon_config.h"
@@ -98,6 +99,7 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       model_(*built_),
       seed_(config.seed),
       skips_(config.max_skipped_steps) {
+  freeze_parameters(model_, config.freeze);
   routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
   model_.set_recompute(config.recompute == "blocks");
@@ -207,6 +209,12 @@ std::string Trainer::describe() const {
   out += fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
                      config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
                      runtime.units().size(), config_.precision);
+  int64_t trained = 0;
+  for (const auto& [name, p] : model_.named_parameters())
+    if (p.trainable()) trained += numel_of(p.global_shape());
+  if (const int64_t all = parameters(); trained < all)
+    out += fmt::format("{} of {} parameters are trained ({:.3g} %)\n", trained, all,
+                       100 * static_cast<double>(trained) / static_cast<double>(all));
   if (expert_mesh_)
     out += fmt::format("experts on mesh {}: {} of {} on each rank, {} for each token\n",
                        expert_mesh_->describe(), config_.experts / config_.expert_parallel, config_.experts,
@@ -311,6 +319,11 @@ bool Trainer::export_weights() {
       {.dtype = dtype_named(config_.export_dtype),
        .metadata = {{"sherd.routing", routing_.summary()}},
        .existing = rank_.world->rank() == 0 ? existing_export(config_) : Existing::refuse});
+}
+
+bool Trainer::export_adapters() {
+  return sherd::hf::export_adapters(model_, config_.export_adapter, lora_options(config_), config_.model,
+                                    rank_.world->rank() == 0 ? existing_export(config_) : Existing::refuse);
 }
 
 bool Trainer::export_folder() { return train_gpt::export_folder(model_, config_, rank_.world->rank() == 0); }

@@ -121,6 +121,8 @@ class Trainer {
                                 const std::function<void(int32_t)>& made = {});
   /// As --export-weights and --export-dtype say. Collective. @returns as sherd::export_weights().
   bool export_weights();
+  /// As --export-adapter says. Collective. @returns as sherd::export_weights().
+  bool export_adapters();
   /// As --export-hf says. Collective. @returns as sherd::export_weights().
   bool export_folder();
   /// Tensors of the first weights' files that are not the model's, by name.

@@ -146,10 +146,66 @@ def train_models(program, models, work):
             compare(f"{title}, resumed", losses_of(work / "first.jsonl") + losses_of(work / "second.jsonl"), theirs)
 
 
+def train_adapters(program, models, work, peft):
+    for family in ("llama", "qwen3", "deepseek_v3"):
+        vocab = json.loads((models / family / "config.json").read_text())["vocab_size"]
+        examples = make_examples(vocab)
+        write_examples(work / "chats", examples)
+        common = flags_of(models / family, work / "chats", True)
+        common += ["--lora-rank", 4, "--lora-alpha", 8, "--lora-targets", "_proj"]
+        first, last, merged = (work / f"{family}-{name}" for name in ("first", "last", "merged"))
+        run(program, *common, "--steps", 0, "--export-adapter", first)
+        base = AutoModelForCausalLM.from_pretrained(models / family, dtype=torch.float32, attn_implementation="eager")
+        model = peft.PeftModel.from_pretrained(base, first, is_trainable=True)
+        theirs = train_theirs(model, rows_of(examples, True))
+        tokens = torch.tensor([[t for t, _ in examples[0]]])
+        with torch.no_grad():
+            want = model.eval()(tokens, use_cache=False).logits
+        for i, (name, ranks) in enumerate(ARRANGEMENTS.items()):
+            out = [Path(f"{p}-{i}") for p in (last, merged)]
+            run(program, *common, *ranks, "--metrics", work / "metrics.jsonl", "--export-adapter", out[0], "--export-hf", out[1])
+            compare(f"{family}, adapters, {name}", losses_of(work / "metrics.jsonl"), theirs)
+            folder = AutoModelForCausalLM.from_pretrained(out[1], dtype=torch.float32, attn_implementation="eager")
+            again = peft.PeftModel.from_pretrained(
+                AutoModelForCausalLM.from_pretrained(models / family, dtype=torch.float32, attn_implementation="eager"), out[0])
+            for what, other in (("merged folder", folder), ("adapters read by PEFT", again)):
+                with torch.no_grad():
+                    error = (other.eval()(tokens, use_cache=False).logits - want).abs().max() / want.abs().max()
+                if not error <= 2e-4:
+                    sys.exit(f"{family}, {name}, {what}: logits differ by {error:.1e}")
+            made = folder.generate(tokens, max_new_tokens=5, do_sample=False, pad_token_id=0)
+            if made.shape[1] != tokens.shape[1] + 5:
+                sys.exit(f"{family}, {name}: the merged folder does not generate")
+        save = work / f"{family}-adapters"
+        run(program, *common, "--ranks", 4, "--stop-at", 7, "--save", save, "--metrics", work / "first.jsonl")
+        run(program, *common[4:], "--ranks", 2, "--resume", save, "--metrics", work / "second.jsonl")
+        compare(f"{family}, adapters, resumed", losses_of(work / "first.jsonl") + losses_of(work / "second.jsonl"), theirs)
+
+
+def train_frozen(program, models, work):
+    examples = make_examples(199)
+    write_examples(work / "chats", examples)
+    model = AutoModelForCausalLM.from_pretrained(models / "llama", dtype=torch.float32, attn_implementation="eager")
+    for name, p in model.named_parameters():
+        p.requires_grad = not any(part in name for part in ("embed_tokens", "layers.0.", "norm"))
+    theirs = train_theirs(model, rows_of(examples, False))
+    for name, ranks in ARRANGEMENTS.items():
+        run(program, *flags_of(models / "llama", work / "chats", False), *ranks, "--freeze", r"embed_tokens|layers\.0\.|norm",
+            "--metrics", work / "metrics.jsonl")
+        compare(f"llama, --freeze, {name}", losses_of(work / "metrics.jsonl"), theirs)
+
+
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    train_models(sys.argv[1], Path(sys.argv[2]), Path(tempfile.mkdtemp()))
+    program, models, work = sys.argv[1], Path(sys.argv[2]), Path(tempfile.mkdtemp())
+    train_models(program, models, work)
+    train_frozen(program, models, work)
+    try:
+        import peft
+    except ImportError:
+        return print("adapters were not compared: this Python has no peft")
+    train_adapters(program, models, work, peft)
 
 
 if __name__ == "__main__":

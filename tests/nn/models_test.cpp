@@ -45,7 +45,7 @@ auto on_rank_0(const Arrangement& a, F f) {
 
 struct Steps {
   std::vector<double> losses;
-  std::vector<float> logits_before, logits_after;
+  std::vector<float> logits_before, logits_after, logits_folded;
 };
 
 std::vector<float> logits(ArrangedModel& arranged, RankContext& rank, const GoldenFolder& golden) {
@@ -82,6 +82,10 @@ Steps train_golden(const GoldenFolder& golden, const Arrangement& a, Algorithm a
       optimizer.step(golden.expected.at("lr"));
     }
     if (steps > 0) result.logits_after = logits(arranged, rank, golden);
+    if (a.lora.rank > 0) {
+      model.fold_adapters();
+      result.logits_folded = logits(arranged, rank, golden);
+    }
     return result;
   });
 }
@@ -176,6 +180,25 @@ TEST_P(Families, DocumentsInARowHaveTheLossesOfRowsOfTheirOwn) {
     EXPECT_LT(distance(document_losses(golden, a, begins, true), document_losses(golden, a, begins, false)),
               2e-5)
         << a.name;
+}
+
+// PEFT's figures are in tests/interop/sft_training.py; here every family, on every arrangement.
+TEST_P(Families, AdaptersTrainAlikeOnAllRanksAndFoldIntoTheWeights) {
+  Arrangement alone = kDense[0];
+  alone.lora = {.rank = 3, .alpha = 6, .targets = "_proj"};
+  if (golden.description.family == nn::ModelFamily::gpt2) {
+    EXPECT_THROW(train_golden(golden, alone, Algorithm::adamw, 0), InvalidArgument);
+    return;
+  }
+  const Steps want = train_golden(golden, alone, Algorithm::adamw, 5);
+  EXPECT_LT(want.losses.back(), want.losses.front());
+  for (Arrangement a : arrangements(golden.description)) {
+    a.lora = alone.lora;
+    const Steps got = train_golden(golden, a, Algorithm::adamw, 5);
+    EXPECT_LT(distance(got.losses, want.losses), 1e-5) << a.name;
+    EXPECT_LT(distance(got.logits_after, want.logits_after), 2e-4) << a.name;
+    EXPECT_LT(distance(got.logits_folded, got.logits_after), 1e-5) << a.name;
+  }
 }
 
 TEST_P(Families, MuonTrainsAsOnWholeMatrices) {

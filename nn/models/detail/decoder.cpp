@@ -14,20 +14,21 @@ DecoderLayer::DecoderLayer(const Context& context, const ExpertParallel& ep,
                            const std::shared_ptr<RopeTable>& rope, int64_t number)
     : context_(context) {
   const FamilyNames& names = names_of(context.model.family);
+  const Context layer = context.below(fmt::format("{}.{}", names.layers, number));
   norm1_ = norm(names.norm1);
   if (context.model.latent.kv_rank > 0) {
-    latent_ = std::make_unique<LatentSelfAttention>(context, rope);
+    latent_ = std::make_unique<LatentSelfAttention>(layer.below(names.attention), rope);
     child(names.attention, *latent_);
   } else {
-    attention_ = std::make_unique<SelfAttention>(context, rope);
+    attention_ = std::make_unique<SelfAttention>(layer.below(names.attention), rope);
     child(names.attention, *attention_);
   }
   norm2_ = norm(names.norm2);
   if (context.model.has_experts(number)) {
-    mixture_ = std::make_unique<Mixture>(context, ep);
+    mixture_ = std::make_unique<Mixture>(layer.below(names.mlp), ep);
     child(names.mlp, *mixture_);
   } else {
-    mlp_ = std::make_unique<Mlp>(context, context.model.hidden);
+    mlp_ = std::make_unique<Mlp>(layer.below(names.mlp), context.model.hidden);
     child(names.mlp, *mlp_);
   }
 }
@@ -53,7 +54,7 @@ Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch,
 }
 
 Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
-    : context_{m, o.tp, layout_of(m)},
+    : context_{m, o.tp, layout_of(m), o.lora.rank > 0 ? std::make_shared<Adapters>(o.lora) : nullptr, {}},
       all_ranks_(o.ep.all ? o.ep.all : o.tp.comm),
       logits_chunk_(o.logits_chunk),
       sequence_parallel_(o.sequence_parallel),
@@ -71,6 +72,14 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
   if (is_gpt2(m)) norm_.bias = param(std::string(names.norm) + ".bias", {m.dim}, constant(0));
   head_ = m.tied ? tie(weight(names.head), table_)
                  : vocabulary_.cut(param(weight(names.head), rows, context_.values()));
+  if (!context_.adapters) return;
+  if (context_.adapters->empty())
+    throw InvalidArgument(
+        fmt::format("causal_model: the adapters' targets '{}' match no matrix of attention or dense MLP, as "
+                    "\"model.layers.0.self_attn.{}\" is one",
+                    o.lora.targets, is_deepseek(m) ? "kv_b_proj" : "q_proj"));
+  for (auto& [name, p] : named_parameters())
+    if (!is_adapter(name)) p.freeze();
 }
 
 void Decoder::set_recompute(bool on) {
@@ -147,6 +156,10 @@ CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, Objectiv
                               const Tensor& starts) {
   return vocab_parallel_linear_cross_entropy(vocabulary_, hidden(tokens, scale.balance, starts), head_,
                                              targets, scale.loss, logits_chunk_, sequence_parallel_);
+}
+
+void Decoder::fold_adapters() {
+  if (context_.adapters) context_.adapters->fold(runtime_of(*this));
 }
 
 Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {

@@ -55,6 +55,7 @@ class Decoder : public CausalModel {
   ModuleBase* experts(size_t i) override { return layers_[i].experts(); }
   void set_recompute(bool on) override;
   void update_selection_bias(const Tensor& skip) override;
+  void fold_adapters() override;
 
  private:
   /// How rows lie in a forward of these tokens; with a cache they are whole on every rank.

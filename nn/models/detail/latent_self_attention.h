@@ -34,6 +34,7 @@ class LatentSelfAttention : public Module<LatentSelfAttention> {
   Parameter q_a_, q_a_bias_, q_a_norm_, q_b_;  // q_b alone without a rank of queries
   Parameter kv_a_, kv_a_bias_, kv_a_norm_, kv_b_;
   Parameter out_, out_bias_;
+  std::vector<Adapter> q_a_adapters_, q_b_adapters_, kv_a_adapters_, kv_b_adapters_, out_adapters_;
 };
 
 }  // namespace sherd::nn::detail

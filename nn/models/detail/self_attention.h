@@ -33,6 +33,9 @@ class SelfAttention : public Module<SelfAttention> {
   std::vector<int64_t> shared_;              // key heads that it takes of all; empty: it has its own
   int64_t kv_heads_;                         // of what attention() gets
   std::vector<Parameter> weights_, biases_;  // q, k, v
+  // Of what qkv() computes in one product: q, k and v, or q alone, then k and v.
+  std::vector<Adapter> adapters_, shared_adapters_;
+  std::vector<Adapter> out_adapters_;
   Parameter out_, out_bias_, q_norm_, k_norm_;
 };
 
