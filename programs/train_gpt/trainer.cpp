@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/ops.h>
@@ -295,8 +294,8 @@ double Trainer::evaluate() {
   }
   double local = 0;
   ops::copy_to_host(s, &local, sum);
-  const int64_t learned = std::accumulate(windows.begin(), windows.end(), int64_t{0},
-                                          [&](int64_t sum, int64_t w) { return sum + windows_->learned(w); });
+  int64_t learned = 0;
+  for (const int64_t w : windows) learned += windows_->learned(w);
   return data_sum(local) / static_cast<double>(learned);
 }
 
