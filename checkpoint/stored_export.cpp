@@ -1,5 +1,6 @@
 // Export of a model in the form of other programs' files.
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -51,7 +52,9 @@ Steps plan_new(const StoredForm& form, const std::vector<Wanted>& all, const Exp
   }
   auto metadata = options.metadata;
   metadata["format"] = "pt";
-  plan = split_weights(specs, metadata, options.max_shard_bytes);
+  plan = split_weights(specs, metadata,
+                       options.file.empty() ? options.max_shard_bytes : std::numeric_limits<int64_t>::max());
+  if (!options.file.empty()) plan.weights.front().name = options.file;
   add_index(plan, parameters);
   Steps steps;
   for (WeightsFile& file : plan.weights) {
@@ -165,7 +168,7 @@ bool export_weights(ModuleBase& root, const std::filesystem::path& path, const S
   Stream& stream = runtime.device().compute();
   Agreement ranks(*runtime.mesh().world(), "export_weights");
   const bool first = ranks.rank() == 0;
-  const std::vector<Wanted> all = wanted(root, true, {});
+  const std::vector<Wanted> all = held_by(forms, root);
   const StoredFolder* like = first ? options.like.get() : nullptr;
   const bool follows = ranks.sum(like != nullptr ? 1 : 0) > 0;
   std::vector<std::string> names;

@@ -1,8 +1,10 @@
 // Forms of a model's weights in files of other programs: names, divisions, and further tensors.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <sherd/fsdp/stored_names.h>
@@ -28,6 +30,9 @@ struct StoredForms {
   /// where the other is present (except for a sample, which must be equal), and replace it where it is
   /// absent.
   std::map<std::string, std::string> copies = {};
+  /// Returns whether files hold the parameter or buffer of this full name; others keep their values, and are not written.
+  /// Empty: files hold all of them.
+  std::function<bool(std::string_view)> holds = {};
 };
 
 }  // namespace sherd

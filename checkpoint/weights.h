@@ -40,6 +40,8 @@ struct ExportOptions {
   /// order under the same headers, and its other files unchanged (StoredFolder::others()); dtype,
   /// max_shard_bytes and metadata above are unused. Read on world rank 0; may be null elsewhere.
   std::shared_ptr<const StoredFolder> like = nullptr;
+  /// Name of the one file that holds all weights; empty: those that transformers gives them. Not with `like`.
+  std::string file = {};
   /// Copy tensors of `like` that are not part of the model unchanged, instead of an error: those that
   /// LoadOptions::allow_unexpected leaves out. Read on rank 0.
   bool allow_unexpected = false;

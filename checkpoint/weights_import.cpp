@@ -134,7 +134,7 @@ LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, c
   ShardRuntime& runtime = runtime_of(root);
   Stream& stream = runtime.device().compute();
   Agreement ranks(*runtime.mesh().world(), "import_weights");
-  const std::vector<Wanted> all = wanted(root, true, {});
+  const std::vector<Wanted> all = held_by(forms, root);
   std::vector<std::vector<Source>> sources(all.size());
   std::vector<StoredForm> possible;
   StoredForm form;

@@ -37,6 +37,8 @@ Tensor sinks_of(Stream& s, const AttentionOptions& o) {
 
 /// Of rows that follow what is kept. The first ones are a sequence of their own: training's kernel is faster there.
 Var cached(const Var& qkv, const AttentionOptions& o, int64_t kv_heads, int64_t width) {
+  if (o.starts.defined())
+    throw InvalidArgument("attention: a cache keeps one document; leave `starts` undefined");
   if (o.batch != 1)
     throw InvalidArgument(
         fmt::format("attention: a cache keeps one sequence, not {}; run them one by one", o.batch));
@@ -82,13 +84,13 @@ Var attention(const Var& qkv, const AttentionOptions& o) {
   return function(
       {qkv},
       [&](Stream& s) {
-        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised, o.window);
+        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised, o.window, o.starts);
         if (const Tensor sinks = sinks_of(s, o); sinks.defined()) ops::sinks_forward(s, out, lse, sinks);
         return out;
       },
       [in, out, lse, batch, kv_heads, o](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dqkv = like(in), dout = call.output().tensor(out);
-        ops::attention_backward(s, dqkv, dout, out, lse, in, batch, o.heads, kv_heads, o.window);
+        ops::attention_backward(s, dqkv, dout, out, lse, in, batch, o.heads, kv_heads, o.window, o.starts);
         if (o.sinks.defined() && o.sinks.trainable())
           ops::sinks_backward(s, o.sinks.grad(), dout, out, lse, sinks_of(s, o));
         return {dqkv};

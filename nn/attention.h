@@ -26,6 +26,9 @@ struct AttentionOptions {
   /// appended to the cache. Not in training: no gradient, and max_logits is not raised. Null: complete
   /// sequences.
   KvCache::Layer* cache = nullptr;
+  /// Documents in a row: i32 [batch, seq] or undefined, for each position the first position of its document in the
+  /// sequence. Attention does not cross documents. Not with a cache. Backward reads it again.
+  Tensor starts{};
 };
 
 /// Returns causal self-attention within each sequence: qkv [batch * seq, (heads + 2 * kv_heads) * head_dim]
@@ -36,7 +39,7 @@ struct AttentionOptions {
 ///
 /// With a cache it returns the last rows of that sequence: equal to rounding, and in bits when the cache was
 /// empty before.
-/// @throws ShapeMismatch / InvalidArgument for a qkv that does not fit, or exceeds the cache's remaining
+/// @throws NotSupported for `starts` on a device without kernels for them; ShapeMismatch / InvalidArgument for a qkv that does not fit, or exceeds the cache's remaining
 /// capacity; for a cache on a tape outside NoGrad, or with more than one sequence.
 Var attention(const Var& qkv, const AttentionOptions& options);
 

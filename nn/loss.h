@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sherd/nn/function.h>
+#include <sherd/nn/kernels/loss/loss.h>
 
 namespace sherd::nn {
 
@@ -17,8 +18,9 @@ Tensor scaled_sum(Stream& s, const Tensor& x, float factor);
 void scale_by(Stream& s, const Tensor& x, const Gradient& gradient);
 
 /// Returns losses[i] = logsumexp(logits[i]) - logits[i][targets[i]]: logits [rows, vocab], targets i32 of as
-/// many elements. A `scale` of 1 / rows makes the objective the mean. Saves the logits. A target outside the
-/// vocabulary fails the stream with InvalidArgument.
+/// many elements. A `scale` of 1 / rows makes the objective the mean. Saves the logits. A row whose
+/// target is kIgnoredTarget has loss 0 and no gradient; it counts in the mean that `scale` makes unless the caller
+/// divides by the number of the others. Another target outside the vocabulary fails the stream with InvalidArgument.
 CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, float scale);
 
 /// Returns cross_entropy(linear(x, head), targets, scale), computed by `chunk` rows at a time: at most chunk

@@ -147,7 +147,7 @@ CrossEntropy vocab_parallel_cross_entropy(const TensorParallel& tp, const Var& x
       [&](Stream& s) {
         const Tensor stats = f32_like(logits, {rows, 3});
         ops::vocab_parallel_partial(s, stats, logits, targets, part);
-        ops::vocab_parallel_combine(s, losses, lse, tp.gather(s, stats));
+        ops::vocab_parallel_combine(s, losses, lse, tp.gather(s, stats), targets);
         return scaled_sum(s, losses, scale);
       },
       [logits, lse, targets, part, scale](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {

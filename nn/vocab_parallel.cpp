@@ -40,7 +40,8 @@ struct VocabHead {
                int64_t end) const {
     const Tensor stats = like_f32(x, {end - begin, 3});
     ops::vocab_parallel_partial(s, stats, logits, targets.flat(begin, end), part());
-    ops::vocab_parallel_combine(s, losses.flat(begin, end), lse.flat(begin, end), cut.tp.gather(s, stats));
+    ops::vocab_parallel_combine(s, losses.flat(begin, end), lse.flat(begin, end), cut.tp.gather(s, stats),
+                                targets.flat(begin, end));
   }
   // dlogits in the logits' place, then what they add to dw, and dx of these rows.
   void backward(Stream& s, const HeadWeights& weights, const ops::Columns& logits, const Tensor& lse,

@@ -8,10 +8,18 @@ Examples:
   zcat crawl.jsonl.gz | scripts/tokenize.py --tokenizer tokenizer.json --format llmc --jsonl --out train.bin -
   train_gpt --model llama --sample-only --sample 100 \\
       --prompt-tokens "$(scripts/tokenize.py --tokenizer llama --prompt 'Once upon a time')"
+  scripts/tokenize.py --tokenizer qwen3 --chat model --max-tokens 2049 --out chats chats.jsonl
+  train_gpt --model qwen3 --sft chats --packing --seq 2048
 
 A line of a .jsonl file is a document, its text the member --key; any other file is one document. Documents follow each
 other in the order of the files. Files are read and written piece by piece, so their size does not matter; what is
 written has its name only when it is complete.
+
+--chat makes examples for `train_gpt --sft`: a line holds {"messages": [{"role": ..., "content": ...}, ...]}, with roles
+system, user, assistant and tool, and perhaps "tools" for the template. The template's text is encoded as a whole. Answers
+are learned: what follows the prompt for an answer, up to and with the token that ends it. The other tokens, and blanks
+behind that token, are context. Messages after the last answer are left out. A document's tokens are i32: t where it is
+learned, -1 - t where it is not. Bad examples end the program, or are left out and counted (--skip-bad).
 """
 
 import argparse
@@ -22,6 +30,7 @@ import itertools
 import json
 import os
 import random
+import re
 import struct
 import sys
 import time
@@ -36,16 +45,130 @@ def fail(message):
     sys.exit(f"tokenize.py: {message}")
 
 
+class BadExample(Exception):
+    """An example that cannot be trained on; of one kind for each first argument."""
+
+
+ROLES = ("system", "user", "assistant", "tool")
+TEMPLATES = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+              "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "llama3": "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+              "{{ m.content | trim }}<|eot_id|>{% endfor %}"
+              "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+}
+
+
+class Chat:
+    """Messages as text and the spans of their answers, by a Jinja template as `transformers` renders it."""
+
+    def __init__(self, name, folder, tokenizer):
+        try:
+            import jinja2.sandbox
+        except ImportError:
+            fail("--chat needs the Python package `jinja2` (pip install jinja2)")
+        self.error = jinja2.TemplateError
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
+        environment.globals["raise_exception"] = self.refuse
+        environment.globals["strftime_now"] = time.strftime
+        text, self.names = self.source(name, folder)
+        for marker in re.findall(r"<\|\w+\|>", text) if name in TEMPLATES else ():
+            if tokenizer.token_to_id(marker) is None:
+                fail(f"--chat {name}: the tokenizer has no token {marker}; choose another template, or --chat model")
+        # Marks of answers for transformers, which tell nothing that messages do not.
+        text = re.sub(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})",
+                      lambda m: m[1] + ("endif" if m[2] else "if true") + m[3], text)
+        try:
+            self.template = environment.from_string(text)
+        except self.error as error:
+            fail(f"--chat {name}: the template cannot be read: {error}")
+
+    @staticmethod
+    def refuse(message):
+        raise BadExample("that the template refuses", message)
+
+    @staticmethod
+    def source(name, folder):
+        """The template, and the tokens that tokenizer_config.json gives names to."""
+        config = {}
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "tokenizer_config.json")) as file:
+            config = json.load(file)
+        text_of = lambda token: token["content"] if isinstance(token, dict) else token
+        names = {k: text_of(config[k]) for k in ("bos_token", "eos_token", "pad_token", "unk_token") if config.get(k)}
+        if name in TEMPLATES:
+            return TEMPLATES[name], names
+        path = os.path.join(folder, "chat_template.jinja") if name == "model" else name
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read(), names
+        except OSError as error:
+            if name != "model":
+                fail(f"--chat {name}: neither model, {' nor '.join(TEMPLATES)}, nor a template's file: {error.strerror}")
+        template = config.get("chat_template")
+        if isinstance(template, list):
+            template = {t["name"]: t["template"] for t in template}.get("default")
+        if not template:
+            fail(f"--chat model: neither tokenizer_config.json nor chat_template.jinja in '{folder}' has a template; "
+                 f"choose {', '.join(TEMPLATES)} or a template's file")
+        return template, names
+
+    def render(self, messages, tools, prompts=False):
+        try:
+            return self.template.render(messages=messages, tools=tools, add_generation_prompt=prompts, **self.names)
+        except self.error as error:
+            raise BadExample("that the template refuses", str(error)) from error
+
+    @staticmethod
+    def checked(messages):
+        if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+            raise BadExample("without a list of messages", "each is an object of role and content")
+        for m in messages:
+            if m.get("role") not in ROLES:
+                raise BadExample("with an unknown role", f"{m.get('role')!r}; known are {', '.join(ROLES)}")
+            if not isinstance(m.get("content"), str):
+                raise BadExample("with a content that is not a string", f"of {m['role']}")
+            if m["role"] == "assistant" and not m["content"].strip():
+                raise BadExample("with an empty answer", "leave the message out")
+        if not any(m["role"] == "assistant" for m in messages):
+            raise BadExample("without an answer", "no message of assistant")
+        return messages
+
+    def spans(self, messages, tools):
+        """(text, [(begin, end) of each answer]); the text ends with the last answer."""
+        messages = self.checked(messages)
+        answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        text, spans = self.render(messages[:answers[-1] + 1], tools), []
+        for i in answers:
+            before, after = self.render(messages[:i], tools, prompts=True), self.render(messages[:i + 1], tools)
+            if not (after.startswith(before) and text.startswith(after.rstrip())):
+                raise BadExample("that the template does not build message by message",
+                                 f"message {i + 1} changes the text before it; its answer cannot be told apart")
+            spans.append((len(before), len(after.rstrip())))
+        return text[:spans[-1][1]], spans
+
+    def tokens(self, example, tokenizer):
+        """Tokens of one example, -1 - t where t is not learned."""
+        text, spans = self.spans(example["messages"], example.get("tools"))
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        learned = lambda begin, end: any(b < end and begin < e for b, e in spans)
+        tokens = [t if learned(*span) else -1 - t for t, span in zip(encoding.ids, encoding.offsets)]
+        if not any(t >= 0 for t in tokens[1:]):
+            raise BadExample("with an empty answer", "it has no token")
+        return tokens
+
+
 class Output:
     """A token file of one format, under another name until close()."""
 
-    def __init__(self, path, form, vocab):
+    def __init__(self, path, form, vocab, masked=False):
         self.form = form
-        narrow = vocab <= 65536
+        narrow = vocab <= 65536 and not masked
         if form == "u16" and not narrow:
             fail(f"--format u16 holds tokens below 65536, but the tokenizer has {vocab}; use u32")
         self.width = 4 if form == "u32" or not narrow else 2
-        self.code = {2: "H", 4: "I"}[self.width]
+        self.code = "i" if masked else {2: "H", 4: "I"}[self.width]
         if form == "megatron":
             path = path[:-4] if path.endswith((".bin", ".idx")) else path
             self.index = path + ".idx"
@@ -162,6 +285,47 @@ def documents(path, arguments, whole):
             yield text, True
 
 
+def examples(path):
+    """(line number, example) of a .jsonl file of chats."""
+    file = open(0 if path == "-" else path, encoding="utf-8", closefd=path != "-")
+    with file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                example = json.loads(line)
+            except ValueError as error:
+                fail(f"{path}, line {number}: {type(error).__name__}: {error}")
+            yield number, example if isinstance(example, dict) else {}
+
+
+def write_chats(arguments, tokenizer, choose, progress, outputs):
+    """Writes the examples of all files; says what was left out."""
+    folder = arguments.tokenizer if os.path.isdir(arguments.tokenizer) else os.path.dirname(arguments.tokenizer)
+    chat = Chat(arguments.chat, folder, tokenizer)
+    left_out, done = {}, 0  # by kind: (count, the first of them)
+    for path in arguments.files:
+        for number, example in examples(path):
+            to, place = choose(), f"{path}, line {number}"
+            try:
+                tokens = chat.tokens({"messages": None, **example}, tokenizer)
+                if arguments.max_tokens and len(tokens) > arguments.max_tokens:
+                    raise BadExample(f"of more than {arguments.max_tokens} tokens", f"it has {len(tokens)}")
+            except BadExample as bad:
+                kind, why = bad.args
+                if not (arguments.skip_bad or kind.startswith("of more than")):
+                    fail(f"{place}: an example {kind}: {why}; correct it, or leave such examples out with --skip-bad")
+                left_out.setdefault(kind, [0, place])[0] += 1
+                continue
+            to.write(tokens)
+            to.end_document(len(tokens))
+            done += 1
+            progress.show(done, sum(o.tokens for o in outputs))
+    for kind, (count, place) in left_out.items():
+        print(f"left out: {count} example{'' if count == 1 else 's'} {kind}; the first is {place}")
+    return done
+
+
 class Progress:
     def __init__(self, quiet):
         self.quiet, self.begin, self.shown = quiet, time.monotonic(), 0.0
@@ -196,9 +360,10 @@ def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("files", nargs="*", metavar="FILE", help="text or .jsonl, UTF-8; - is standard input")
     p.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or the folder it is in")
-    p.add_argument("--format", default="llmc", choices=("u16", "u32", "llmc", "megatron"),
+    p.add_argument("--format", choices=("u16", "u32", "llmc", "megatron"),
                    help="u16, u32: tokens and nothing else; llmc and megatron (.bin with .idx) choose 16 bits where "
-                        "the vocabulary allows it (default: llmc, which --tokens reads without --token-format)")
+                        "the vocabulary allows it (default: llmc, which --tokens reads without --token-format; "
+                        "with --chat always megatron)")
     p.add_argument("--out", metavar="FILE", help="what to write; of megatron without .bin and .idx")
     p.add_argument("--prompt", metavar="TEXT", help="print this text's tokens for train_gpt's --prompt-tokens, without FILE "
                                                     "and --out")
@@ -206,6 +371,14 @@ def parse():
     p.add_argument("--eos", metavar="TOKEN", help=f"its spelling (default: the first of {' '.join(END_NAMES)})")
     p.add_argument("--jsonl", action="store_true", help="files are JSON lines whatever their names")
     p.add_argument("--key", default="text", help="the member of a JSON line that holds the text (default: text)")
+    p.add_argument("--chat", metavar="TEMPLATE",
+                   help="files are JSON lines of chats; model: the template of the tokenizer's folder; "
+                        f"{', '.join(TEMPLATES)}; or a file of Jinja")
+    p.add_argument("--max-tokens", type=int, default=0, metavar="N",
+                   help="with --chat: leave out and count examples of more tokens (--seq + 1; default: none)")
+    p.add_argument("--skip-bad", action="store_true",
+                   help="with --chat: leave out and count examples that cannot be followed (default: the first one is an "
+                        "error)")
     p.add_argument("--valid-share", type=float, default=0, metavar="SHARE",
                    help="of the documents, chosen at random, written to a file of their own: OUT with -valid before "
                         "its suffix")
@@ -218,6 +391,11 @@ def parse():
         p.error("--prompt prints tokens and writes no file: leave FILE and --out out")
     if not 0 <= arguments.valid_share < 1:
         p.error(f"--valid-share {arguments.valid_share}: must be at least 0 and below 1")
+    if arguments.chat and (arguments.append_eos or arguments.format not in (None, "megatron")):
+        p.error("--chat writes megatron files, and its template ends documents: leave --append-eos and --format out")
+    if (arguments.max_tokens or arguments.skip_bad) and not arguments.chat:
+        p.error("--max-tokens and --skip-bad are of examples: give --chat")
+    arguments.format = arguments.format or ("megatron" if arguments.chat else "llmc")
     if arguments.eos and not arguments.append_eos:
         p.error("--eos is what --append-eos appends: give both")
     return arguments
@@ -241,10 +419,11 @@ def main():
         return
     eos = end_of_text(tokenizer, arguments)
     vocab = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-    outputs = [Output(arguments.out, arguments.format, vocab)]
+    masked = arguments.chat is not None
+    outputs = [Output(arguments.out, arguments.format, vocab, masked)]
     if arguments.valid_share > 0:
         base, suffix = os.path.splitext(arguments.out)
-        outputs.append(Output(base + "-valid" + suffix, arguments.format, vocab))
+        outputs.append(Output(base + "-valid" + suffix, arguments.format, vocab, masked))
     whole = cuts_change_tokens(tokenizer)
     choice, progress = random.Random(arguments.seed), Progress(arguments.quiet)
     done = 0
@@ -252,7 +431,12 @@ def main():
     def choose():
         return outputs[-1] if len(outputs) > 1 and choice.random() < arguments.valid_share else outputs[0]
 
-    for path in arguments.files:
+    if masked:
+        try:
+            done = write_chats(arguments, tokenizer, choose, progress, outputs)
+        except (OSError, UnicodeDecodeError) as error:
+            fail(f"cannot read the examples: {error}")
+    for path in () if masked else arguments.files:
         try:
             stream = iter(documents(path, arguments, whole))
             to, length = choose(), 0

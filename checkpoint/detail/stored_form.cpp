@@ -146,6 +146,12 @@ std::vector<StoredForm> candidates(const std::vector<Wanted>& wanted, const Stor
   return all;
 }
 
+std::vector<Wanted> held_by(const StoredForms& forms, ModuleBase& root) {
+  std::vector<Wanted> all = wanted(root, true, {});
+  if (forms.holds) std::erase_if(all, [&](const Wanted& w) { return !forms.holds(w.name); });
+  return all;
+}
+
 bool is_ignored(std::string_view name, const StoredForms& forms, const std::vector<StoredForm>& candidates) {
   const auto& ends = forms.ignored_endings;
   return std::any_of(ends.begin(), ends.end(), [&](const std::string& end) { return name.ends_with(end); }) &&

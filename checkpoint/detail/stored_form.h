@@ -31,6 +31,9 @@ struct StoredForm {
   std::map<std::string, std::string> copies;
 };
 
+/// The model's parameters and persistent buffers that files hold (StoredForms::holds).
+std::vector<Wanted> held_by(const StoredForms& forms, ModuleBase& root);
+
 /// All that files may have, in the order in which they are tried. `wanted` is the model: every form covers
 /// each parameter once, and holds what no form names under its own name.
 /// @throws InvalidArgument naming every parameter and tensor that a form is wrong about.

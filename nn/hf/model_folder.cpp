@@ -11,6 +11,7 @@
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/printable.h>
+#include <sherd/nn/models/lora.h>
 #include <sherd/nn/models/stored_names.h>
 
 namespace sherd::hf {
@@ -87,6 +88,7 @@ StoredForms stored_forms(const nn::ModelDescription& description) {
   forms.forms.push_back(nn::stored_names(description));
   if (description.mixture.experts > 0 && !is_gpt_oss(description))
     forms.forms.push_back(nn::stored_names(description, true));
+  forms.holds = [](std::string_view name) { return !nn::is_adapter(name); };
   forms.droppable_prefixes = {gpt2 ? "transformer." : "model."};
   // Causal masks, and the angles' frequencies, which older versions stored.
   if (gpt2)

@@ -9,10 +9,20 @@
 #include <sherd/nn/kv_cache.h>
 #include <sherd/nn/loss.h>
 #include <sherd/nn/models/description.h>
+#include <sherd/nn/models/lora.h>
 #include <sherd/nn/module.h>
 #include <sherd/nn/tensor_parallel.h>
 
 namespace sherd::nn {
+
+/// Factors of a forward's objective.
+struct ObjectiveScale {
+  /// NOLINTNEXTLINE: where every row is learned, both are one number.
+  ObjectiveScale(float both) : loss(both), balance(both) {}
+  ObjectiveScale(float of_losses, float of_balance) : loss(of_losses), balance(of_balance) {}
+  float loss;     ///< of the sum of the rows' losses
+  float balance;  ///< of balancing losses, which are sums over all rows, learned or not; see LayerBalance
+};
 
 /// What a training program needs of a language model; derived classes are the families'. Parameters have the
 /// names of the family's files on Hugging Face ("model.layers.0.self_attn.q_proj.weight"), but for what
@@ -22,9 +32,13 @@ namespace sherd::nn {
 /// Wrapped from the inside out: experts on their own mesh, then each block, then the model.
 class CausalModel : public Module<CausalModel> {
  public:
-  /// tokens and targets i32 [batch, seq]: the losses f32 [batch * seq] in nats, and `scale` times their sum.
-  /// At most CausalModelOptions::logits_chunk rows' logits exist at once.
-  virtual CrossEntropy forward(const Var& tokens, const Tensor& targets, float scale) = 0;
+  /// tokens and targets i32 [batch, seq]: the losses f32 [batch * seq] in nats, and `scale` times their sum. Rows whose
+  /// target is kIgnoredTarget have loss 0 and no gradient. At most CausalModelOptions::logits_chunk rows' logits exist at
+  /// once.
+  /// @param starts documents in a row, as AttentionOptions::starts; undefined: each sequence is one. @throws NotSupported
+  ///   by models of learned positions, which do not restart.
+  virtual CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
+                               const Tensor& starts = {}) = 0;
   /// The logits [batch * seq, vocab] on every rank, in the dtype that the model computes in, for no backward.
   virtual Tensor forward(const Tensor& tokens) = 0;
 
@@ -47,6 +61,9 @@ class CausalModel : public Module<CausalModel> {
   /// equal on all ranks, in bits. Of no effect on other models.
   /// @param skip i64 [1] on the device, or undefined: not 0 keeps the biases (ShardRuntime::skip(), of before the step)
   virtual void update_selection_bias(const Tensor& skip = {}) { (void)skip; }
+  /// Adds the adapters' products to their weights and sets lora_B to zeros: the same function to rounding, in weights that
+  /// need no adapters. Collective, between steps; optimizer states stay. Of no effect without adapters.
+  virtual void fold_adapters() {}
 };
 
 struct CausalModelOptions {
@@ -59,6 +76,8 @@ struct CausalModelOptions {
   bool sequence_parallel = false;
   /// Rows whose logits exist at once; 0: all. See linear_cross_entropy().
   int64_t logits_chunk = 1024;
+  /// Adapters; every other parameter is frozen. Not of gpt2, whose weights are [in, out].
+  LoraOptions lora{};
 };
 
 /// Builds the model; parameters are only described. @throws InvalidArgument for a description whose numbers

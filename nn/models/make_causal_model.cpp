@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <regex>
 #include <string>
 
 #include <sherd/nn/kernels/experts/experts.h>
@@ -188,6 +189,20 @@ void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problem
   p.unless(o.logits_chunk >= 0, fmt::format("logits_chunk {} must not be negative", o.logits_chunk));
 }
 
+void check_lora(const ModelDescription& m, const LoraOptions& o, Problems& p) {
+  p.unless(o.rank >= 0, fmt::format("adapters of rank {} must not be negative", o.rank));
+  if (o.rank <= 0) return;
+  p.unless(!detail::is_gpt2(m), "gpt2 has no adapters; its weights are [in, out]");
+  p.unless(o.alpha > 0 && std::isfinite(o.alpha),
+           fmt::format("the adapters' alpha {} must be positive", o.alpha));
+  try {
+    (void)std::regex(o.targets);
+  } catch (const std::regex_error& e) {
+    p.unless(false,
+             fmt::format("the adapters' targets '{}' are not a regular expression: {}", o.targets, e.what()));
+  }
+}
+
 }  // namespace
 
 Tensor CausalModel::forward(const Tensor&, KvCache*) {
@@ -204,6 +219,7 @@ std::unique_ptr<CausalModel> causal_model(const ModelDescription& description,
   check_sizes(description, problems);
   check_family(description, problems);
   check_ranks(description, options, problems);
+  check_lora(description, options.lora, problems);
   if (!problems.all().empty())
     throw InvalidArgument(
         fmt::format("causal_model: {}: {}", to_string(description.family), fmt::join(problems.all(), "; ")));

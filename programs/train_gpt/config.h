@@ -43,6 +43,8 @@ struct TrainConfig : Settings {
   std::string start_of_text() const { return prompt.empty() ? "\n" : prompt; }
   /// Bytes of text to generate.
   int64_t sample_bytes() const { return sample_only && sample == 0 ? 256 : sample; }
+  /// Whether the data are token files, not text.
+  bool has_tokens() const { return !tokens.empty() || !sft.empty(); }
   /// Ranks with different data: all but those that share a batch tensor-parallel.
   int64_t data_ranks() const { return ranks / tp; }
   /// The step that this run ends with.

@@ -1,6 +1,7 @@
 #include "config_rules.h"
 
 #include <functional>
+#include <regex>
 #include <utility>
 
 #include <fmt/format.h>
@@ -75,6 +76,7 @@ struct Rules {
 
   void check_ranks() const;
   void check_experts() const;
+  void check_frozen() const;
   void check_machine() const;
   void check_checkpoints() const;
   void check_outputs() const;
@@ -136,6 +138,28 @@ void Rules::check_experts() const {
     refuse("--tp {}: blocks with --experts are not cut; use one of the two", c.tp);
 }
 
+void Rules::check_frozen() const {
+  const auto require_regex = [&](const char* flag, const std::string& pattern) {
+    try {
+      (void)std::regex(pattern);
+    } catch (const std::regex_error& e) {
+      refuse("{} '{}': not a regular expression: {}", flag, pattern, e.what());
+    }
+  };
+  require_regex("--freeze", c.freeze);
+  require_regex("--lora-targets", c.lora_targets);
+  if (c.lora_rank == 0) {
+    const std::string idle = given_flags(given.flags, [](const proto::Setting& s) {
+      return &s == &setting_of("lora_alpha") || &s == &setting_of("lora_targets");
+    });
+    if (!idle.empty()) refuse("{}: the model has no adapters; give --lora-rank R", idle);
+    if (!c.export_adapter.empty()) refuse("--export-adapter: the model has no adapters; give --lora-rank R");
+    return;
+  }
+  if (c.model.empty()) refuse("--lora-rank {}: the byte model has no adapters; give --model", c.lora_rank);
+  if (c.lora_alpha == 0) refuse("--lora-alpha 0: must be greater than 0");
+}
+
 void Rules::check_machine() const {
   if (c.comm_timeout == 0) refuse("--comm-timeout 0: must be greater than 0 seconds");
   if (c.comm == "nccl" && c.device == "cpu")
@@ -190,9 +214,10 @@ void Rules::check_outputs() const {
 void check_together(const Rules& rules) {
   const TrainConfig& c = rules.c;
   if (c.lr == 0) rules.refuse("--lr 0: must be greater than 0; --steps 0 is the way not to train");
-  if (c.data.empty() && c.tokens.empty()) rules.refuse("--data: the path is empty; name a file or a folder");
+  if (c.data.empty() && !c.has_tokens()) rules.refuse("--data: the path is empty; name a file or a folder");
   rules.check_ranks();
   rules.check_experts();
+  rules.check_frozen();
   rules.check_machine();
   rules.check_checkpoints();
   rules.check_outputs();
@@ -211,15 +236,27 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
     }
   };
   collect(sherd::parse_token_list, c.tokens, "--tokens");
+  collect(sherd::parse_token_list, c.sft, "--sft");
   collect(sherd::parse_unweighted_token_list, c.valid_tokens, "--valid-tokens");
-  if (!c.tokens.empty() && given.flags.has("data"))
-    problems.push_back("--data: --tokens is what is trained on; give one of the two");
-  if (c.tokens.empty() && !c.model.empty() && (c.trains() || c.eval_only))
+  if (c.has_tokens() && given.flags.has("data"))
+    problems.push_back(fmt::format("--data: {} is what is trained on; give one of the two",
+                                   c.sft.empty() ? "--tokens" : "--sft"));
+  if (!c.tokens.empty() && !c.sft.empty())
+    problems.push_back("--sft: --tokens is what is trained on; give one of the two");
+  if (c.packing && c.sft.empty())
+    problems.push_back("--packing: windows have no examples to pack; give --sft");
+  if (c.packing && c.model.empty())
+    problems.push_back("--packing: the byte model's learned positions do not restart in a row; give --model");
+  if (c.packing && c.device == "cuda")
     problems.push_back(
-        fmt::format("--model {}: takes tokens; give --tokens FILE (scripts/tokenize.py makes one), "
+        "--packing: GPUs have no attention kernel for several examples in a row; leave it out");
+  if (!c.has_tokens() && !c.model.empty() && (c.trains() || c.eval_only))
+    problems.push_back(
+        fmt::format("--model {}: takes tokens; give --tokens or --sft FILE (scripts/tokenize.py makes them), "
                     "or --steps 0",
                     c.model));
-  if (c.tokens.empty() && c.valid_tokens.empty() && c.token_format != TrainConfig().token_format)
+  if (c.tokens.empty() && (c.valid_tokens.empty() || !c.sft.empty()) &&
+      c.token_format != TrainConfig().token_format)
     problems.push_back(
         fmt::format("--token-format {}: token files are missing; give --tokens", c.token_format));
   std::vector<std::string> own;

@@ -32,6 +32,8 @@ TrainConfig without_files(TrainConfig c) {
   for (std::string* const path : {&c.resume, &c.init_weights, &c.save}) path->clear();
   c.from_scratch = true;
   c.tokens.clear();
+  c.sft.clear();
+  c.packing = false;
   return c;
 }
 

@@ -39,8 +39,8 @@ Inherited inherit(TrainConfig& config, const std::function<bool(std::string_view
   std::vector<std::string_view> names = inherited_settings(weights_alone);
   std::erase_if(names, given);
   std::erase_if(names, [&](std::string_view name) {
-    const std::string& other = setting_of(name).replaced_by();
-    return !other.empty() && given(other);
+    const auto& others = setting_of(name).replaced_by();
+    return std::any_of(others.begin(), others.end(), [&](const std::string& other) { return given(other); });
   });
   // The optimizer alone brings no weights.
   if (config.resume_parts == "optimizer") std::erase(names, "from_scratch");

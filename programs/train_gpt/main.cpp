@@ -72,7 +72,7 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   s.replicated = trainer.replicated_memory();
   out->say("\n{}", sherd::format_summary(s));
   if (out->plan && s.steps > 0) out->say("{}\n", out->plan->end(out->peak_bytes, out->comm));
-  if (!config.tokens.empty()) out->say("{} of the tokens\n", trainer.progress_in_data());
+  if (config.has_tokens()) out->say("{} of the tokens\n", trainer.progress_in_data());
   if (!config.loss_svg.empty())
     sherd::write_loss_svg(config.loss_svg, out->losses, out->held_out, loss_unit(config));
 }
@@ -106,6 +106,7 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
 std::vector<std::string> what_follows(const TrainConfig& config) {
   std::vector<std::string> flags;
   if (!config.export_weights.empty()) flags.push_back("--export-weights");
+  if (!config.export_adapter.empty()) flags.push_back("--export-adapter");
   if (!config.export_hf.empty()) flags.push_back("--export-hf");
   if (config.sample_bytes() > 0) flags.push_back("--sample");
   return flags;
@@ -176,6 +177,27 @@ void sample(Trainer& trainer, const TrainConfig& config, Output* out) {
   if (!out->quiet) print("\n");
 }
 
+// The outputs of a run that has ended. Adapters come before --export-hf, which makes them part of the weights.
+void export_all(Trainer& trainer, const TrainConfig& config, Output* out, std::string& doing) {
+  const auto say = [&](bool written, const char* what, const std::string& path) {
+    if (out)
+      out->say("{} {} {}\n", what, written ? "written to" : "not written again, complete in",
+               in_one_line(path));
+  };
+  if (!config.export_weights.empty()) {
+    doing = "exporting the weights";
+    say(trainer.export_weights(), "weights", config.export_weights);
+  }
+  if (!config.export_adapter.empty()) {
+    doing = "exporting the adapters";
+    say(trainer.export_adapters(), "adapters", config.export_adapter);
+  }
+  if (!config.export_hf.empty()) {
+    doing = "writing the model's folder";
+    say(trainer.export_folder(), "model", config.export_hf);
+  }
+}
+
 // Everything that a rank does with its trainer. @returns as run_rank().
 std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
                 const sherd::TokenWindows* windows, sherd::TraceOutput& trace, Output* out,
@@ -222,20 +244,7 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
     for (const std::string& line : saving.take_warnings())
       if (out) warn(line);
   }
-  if (!config.export_weights.empty()) {
-    doing = "exporting the weights";
-    const bool written = trainer.export_weights();
-    if (out)
-      out->say("{} {}\n", written ? "weights written to" : "weights not written again, complete in",
-               in_one_line(config.export_weights));
-  }
-  if (!config.export_hf.empty()) {
-    doing = "writing the model's folder";
-    const bool written = trainer.export_folder();
-    if (out)
-      out->say("{} {}\n", written ? "model written to" : "model not written again, complete in",
-               in_one_line(config.export_hf));
-  }
+  export_all(trainer, config, out, doing);
   if (config.sample_bytes() > 0) {
     doing = "sampling";
     sample(trainer, config, out);

@@ -72,10 +72,13 @@ Var Gpt::hidden(const Var& tokens, float loss_scale) {
   return nn::rms_norm(x, norm_);
 }
 
-nn::CrossEntropy Gpt::forward(const Var& tokens, const Tensor& targets, float scale) {
-  const Var x = hidden(tokens, scale);
-  if (tp_.size() == 1) return nn::linear_cross_entropy(x, head_, targets, scale);
-  return nn::vocab_parallel_cross_entropy(tp_, nn::linear(tp_.copied(x), head_), targets, scale);
+nn::CrossEntropy Gpt::forward(const Var& tokens, const Tensor& targets, nn::ObjectiveScale scale,
+                              const Tensor& starts) {
+  if (starts.defined())
+    throw sherd::NotSupported("the byte model's learned positions do not restart in a row");
+  const Var x = hidden(tokens, scale.balance);
+  if (tp_.size() == 1) return nn::linear_cross_entropy(x, head_, targets, scale.loss);
+  return nn::vocab_parallel_cross_entropy(tp_, nn::linear(tp_.copied(x), head_), targets, scale.loss);
 }
 
 Tensor Gpt::forward(const Tensor& tokens) {

@@ -55,7 +55,8 @@ class Gpt : public sherd::nn::CausalModel {
   Experts* experts(size_t i) override;
   void set_recompute(bool on) override;
 
-  sherd::nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, float scale) override;
+  sherd::nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, sherd::nn::ObjectiveScale scale,
+                                  const Tensor& starts) override;
   Tensor forward(const Tensor& tokens) override;
 
  private:

@@ -64,6 +64,13 @@ void check_model(const TrainConfig& c, const ModelSource& source, std::vector<st
     problems.push_back(fmt::format(
         "--moe-bias-speed {}: --model {} is of family {}, which has no selection bias; leave it out",
         c.moe_bias_speed, c.model, to_string(source.config.description.family)));
+  if (c.lora_rank > 0 && source.config.description.family == sherd::nn::ModelFamily::gpt2)
+    problems.push_back(
+        fmt::format("--lora-rank {}: --model {} is of family gpt2, which has no adapters; leave it out",
+                    c.lora_rank, c.model));
+  if (c.packing && source.config.description.family == sherd::nn::ModelFamily::gpt2)
+    problems.push_back(fmt::format(
+        "--packing: the learned positions of --model {} do not restart in a row; leave it out", c.model));
   if (c.sample_bytes() > 0 && !c.prompt_tokens.empty())
     collect(problems, [&] { parse_prompt_tokens(c.prompt_tokens, source.config.description.vocab); });
   if (source.folder.empty() && !c.from_scratch && c.init_weights.empty() && !c.resumes_weights())

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <regex>
 
 #include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/format/manifest.h>
@@ -153,8 +154,11 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
   const int64_t rows = (int64_t{4} << (gpu ? 26 : 20)) * tp.size() / d.vocab;
   const int64_t chunk =
       gpu ? std::clamp<int64_t>(rows / 128 * 128, 128, 8192) : std::clamp<int64_t>(rows, 128, 1024);
-  return nn::causal_model(
-      d, {.tp = tp, .ep = ep, .sequence_parallel = c.sequence_parallel, .logits_chunk = chunk});
+  return nn::causal_model(d, {.tp = tp,
+                              .ep = ep,
+                              .sequence_parallel = c.sequence_parallel,
+                              .logits_chunk = chunk,
+                              .lora = lora_options(c)});
 }
 
 sherd::TokenWork token_work(const TrainConfig& c) {
@@ -209,6 +213,23 @@ std::vector<sherd::FileCopy> model_copies(const TrainConfig& c) {
   return copies;
 }
 
+void freeze_parameters(sherd::ModuleBase& model, const std::string& pattern) {
+  if (pattern.empty()) return;
+  const std::regex regex(pattern);
+  bool some = false, all = true;
+  for (auto& [name, p] : model.named_parameters()) {
+    if (std::regex_search(name, regex)) {
+      p.freeze();
+      some = true;
+    }
+    all = all && !p.trainable();
+  }
+  if (!some)
+    throw sherd::InvalidArgument(fmt::format("--freeze '{}': matches no parameter; the first is {}", pattern,
+                                             model.named_parameters().front().first));
+  if (all) throw sherd::InvalidArgument(fmt::format("--freeze '{}': leaves no parameter to train", pattern));
+}
+
 std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainConfig& c) {
   const fs::path from = first_weights(c);
   if (from.empty()) return {};
@@ -221,7 +242,10 @@ std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainC
   return report.ignored;
 }
 
+nn::LoraOptions lora_options(const TrainConfig& c) { return {c.lora_rank, c.lora_alpha, c.lora_targets}; }
+
 bool export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
+  model.fold_adapters();
   const ModelSource source = model_source(c);
   const bool read_before = rank_0 && c.files && c.files->exported;
   if (rank_0 && is_absent_folder(c.model))

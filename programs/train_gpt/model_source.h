@@ -78,12 +78,20 @@ std::filesystem::path first_weights(const TrainConfig& config);
 /// order of keys do not count. @throws as import_weights() for what cannot be read.
 std::vector<sherd::FileCopy> model_copies(const TrainConfig& config);
 
+/// Freezes the parameters that --freeze names; before fully_shard(). @throws sherd::InvalidArgument when it names none, or
+/// leaves none to train.
+void freeze_parameters(sherd::ModuleBase& model, const std::string& pattern);
+
 /// The first weights, of --init-weights or of --model's folder, if they come from one of these. Collective.
 /// @returns lines on stored tensors that are not part of the model.
 std::vector<std::string> load_first_weights(sherd::nn::CausalModel& model, const TrainConfig& config);
 
+/// The adapters that the flags ask for; of rank 0 without.
+sherd::nn::LoraOptions lora_options(const TrainConfig& config);
+
 /// As --export-hf says: like the folder that came in or, of a model that began at random, as transformers
-/// would write it, in the dtype that config.json says [f32]. Collective. @returns as sherd::export_weights().
+/// would write it, in the dtype that config.json says [f32]. Adapters become part of the weights, here and in the model.
+/// Collective. @returns as sherd::export_weights().
 bool export_folder(sherd::nn::CausalModel& model, const TrainConfig& config, bool rank_0);
 
 }  // namespace train_gpt

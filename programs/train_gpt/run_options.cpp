@@ -85,10 +85,12 @@ void check_outputs(const TrainConfig& config, const sherd::EnvironmentLookup& ge
     outputs.push_back({"--loss-svg", config.loss_svg, Kind::file});
     outputs.push_back({"--trace", config.trace, Kind::file});
     outputs.push_back({"--timeline", config.timeline, Kind::file});
-    const bool exports = !config.export_weights.empty() || !config.export_hf.empty();
+    const bool exports =
+        !config.export_weights.empty() || !config.export_hf.empty() || !config.export_adapter.empty();
     const sherd::Existing existing = exports ? existing_export(config) : sherd::Existing::refuse;
     outputs.push_back({"--export-weights", config.export_weights, Kind::weights, existing});
     outputs.push_back({"--export-hf", config.export_hf, Kind::weights_folder, existing});
+    outputs.push_back({"--export-adapter", config.export_adapter, Kind::weights_folder, existing});
   }
   sherd::check_outputs(outputs);
 }

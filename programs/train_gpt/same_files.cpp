@@ -40,8 +40,8 @@ std::string text_of(const std::exception_ptr& failure) {
 std::vector<sherd::FileCopy> data_copies(const RunInputs& inputs) {
   const TrainConfig& c = inputs.config;
   if (!reads_data(c)) return {};
-  const char* const flag = c.tokens.empty() ? "--data" : "--tokens";
-  const std::string& path = c.tokens.empty() ? c.data : c.tokens;
+  const char* const flag = !c.sft.empty() ? "--sft" : c.tokens.empty() ? "--data" : "--tokens";
+  const std::string& path = !c.sft.empty() ? c.sft : c.tokens.empty() ? c.data : c.tokens;
   if (!inputs.windows) return {{flag, path, 0, text_of(inputs.failure)}};
   try {
     return inputs.windows->copies();

@@ -79,6 +79,13 @@ CommCounts minus(CommCounts after, const CommCounts& before) {
   return after;
 }
 
+int64_t Trainer::learned_of_step() const {
+  int64_t learned = 0;
+  for (int64_t i = 0; i < config_.batch; ++i)
+    learned += windows_->learned(windows_->train_window(sequences_ + i, seed_));
+  return learned;
+}
+
 PendingStep Trainer::issue_step() {
   PendingStep p;
   p.issued = Clock::now();
@@ -92,7 +99,14 @@ PendingStep Trainer::issue_step() {
   const Tensor loss_sum = Tensor::empty(device, {1}, DType::f64, "metrics");
   ops::fill(s, loss_sum, 0);
   model_.set_training(true);
-  const float scale = 1.0f / static_cast<float>(micro * config_.seq * config_.grad_accum);
+  // Gradients are averaged over the data-parallel ranks: the mean over what the step learns on all of them.
+  p.learned = learned_of_step();
+  const float of_rows = 1.0f / static_cast<float>(micro * config_.seq * config_.grad_accum);
+  const nn::ObjectiveScale scale(
+      p.learned == config_.batch * config_.seq
+          ? of_rows
+          : static_cast<float>(config_.data_ranks()) / static_cast<float>(p.learned),
+      of_rows);
   for (int64_t m = 0; m < config_.grad_accum; ++m) {
     std::vector<int64_t> windows;
     const int64_t first = data_->rank() * micro * config_.grad_accum + m * micro;
@@ -100,7 +114,7 @@ PendingStep Trainer::issue_step() {
       windows.push_back(windows_->train_window(sequences_ + first + i, seed_));
     const Batch batch = load(windows);
     runtime.set_last_microbatch(m + 1 == config_.grad_accum);
-    const nn::CrossEntropy loss = model_(tape_.input(batch.inputs), batch.targets, scale);
+    const nn::CrossEntropy loss = model_(tape_.input(batch.inputs), batch.targets, scale, batch.starts);
     ops::accumulate_sum(s, loss_sum, loss.losses);
     tape_.backward(loss.objective);
   }
@@ -131,7 +145,7 @@ PendingStep Trainer::issue_step() {
   p.result.step = ++step_;
   p.sequences = sequences_;
   sequences_ += config_.batch;
-  if (!config_.tokens.empty()) p.result.epoch = windows_->epochs(sequences_);
+  if (config_.has_tokens()) p.result.epoch = windows_->epochs(sequences_);
   p.result.host_syncs = device.host_syncs(std::this_thread::get_id()) - waits;
   return p;
 }
@@ -140,7 +154,7 @@ StepResult Trainer::collect(PendingStep p) {
   p.done.synchronize();
   const auto tokens = static_cast<double>(config_.batch * config_.seq);
   StepResult r = p.result;
-  r.loss = *p.loss.data<double>() / tokens;
+  r.loss = *p.loss.data<double>() / static_cast<double>(p.learned);
   collected_sequences_ = p.sequences;
   count_skipped(r, p);
   warn_about_skipped_updates(p, r.skipped);

@@ -8,6 +8,7 @@
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/squares/exact_sum.h>
+#include <sherd/nn/hf/adapter_folder.h>
 
 #include "misfit.h"
 #include "muon_config.h"
@@ -20,6 +21,8 @@ namespace train_gpt {
 namespace {
 
 using namespace sherd;
+
+static_assert(ExampleRows::kNoTarget == kIgnoredTarget, "the model ignores what examples do not learn");
 
 // replicate x shard x tp, without the outer and inner ones of a single rank.
 DeviceMesh make_mesh(RankContext& rank, const TrainConfig& c) {
@@ -95,6 +98,7 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       model_(*built_),
       seed_(config.seed),
       skips_(config.max_skipped_steps) {
+  freeze_parameters(model_, config.freeze);
   routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
   model_.set_recompute(config.recompute == "blocks");
@@ -205,6 +209,12 @@ std::string Trainer::describe() const {
   out += fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
                      config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
                      runtime.units().size(), config_.precision);
+  int64_t trained = 0;
+  for (const auto& [name, p] : model_.named_parameters())
+    if (p.trainable()) trained += numel_of(p.global_shape());
+  if (const int64_t all = parameters(); trained < all)
+    out += fmt::format("{} of {} parameters are trained ({:.3g} %)\n", trained, all,
+                       100 * static_cast<double>(trained) / static_cast<double>(all));
   if (expert_mesh_)
     out += fmt::format("experts on mesh {}: {} of {} on each rank, {} for each token\n",
                        expert_mesh_->describe(), config_.experts / config_.expert_parallel, config_.experts,
@@ -235,14 +245,16 @@ std::string Trainer::describe() const {
 Trainer::Batch Trainer::load(const std::vector<int64_t>& windows) {
   const int64_t n = static_cast<int64_t>(windows.size()), t = config_.seq;
   std::vector<int32_t> inputs(static_cast<size_t>(n * t)), targets(inputs.size());
+  std::vector<int32_t> starts(config_.packing ? inputs.size() : 0);
   for (int64_t i = 0; i < n; ++i)
-    windows_->fill(windows[static_cast<size_t>(i)], inputs.data() + i * t, targets.data() + i * t);
-  Batch b{Tensor::empty(*rank_.device, {n, t}, DType::i32, "activations"),
-          Tensor::empty(*rank_.device, {n, t}, DType::i32, "activations")};
-  Stream& s = rank_.device->compute();
-  ops::copy_from_host(s, b.inputs, inputs.data(), b.inputs.nbytes());
-  ops::copy_from_host(s, b.targets, targets.data(), b.targets.nbytes());
-  return b;
+    windows_->fill(windows[static_cast<size_t>(i)], inputs.data() + i * t, targets.data() + i * t,
+                   config_.packing ? starts.data() + i * t : nullptr);
+  const auto on_device = [&](const std::vector<int32_t>& values) {
+    const Tensor tensor = Tensor::empty(*rank_.device, {n, t}, DType::i32, "activations");
+    ops::copy_from_host(rank_.device->compute(), tensor, values.data(), tensor.nbytes());
+    return tensor;
+  };
+  return {on_device(inputs), on_device(targets), config_.packing ? on_device(starts) : Tensor()};
 }
 
 void Trainer::sync_parameters() {
@@ -276,14 +288,16 @@ double Trainer::evaluate() {
     for (int64_t i = 0; i < micro; ++i)
       rows.push_back(windows[static_cast<size_t>(std::min(begin + at + i, held - 1))]);
     const Batch batch = load(rows);
-    const Tensor losses = model_(nn::Var(batch.inputs), batch.targets, 1.0f).losses;
+    const Tensor losses = model_(nn::Var(batch.inputs), batch.targets, 1.0f, batch.starts).losses;
     const int64_t counted = std::clamp<int64_t>(end - (begin + at), 0, std::min(micro, share - at));
     if (counted > 0) ops::accumulate_sum(s, sum, losses.flat(0, counted * config_.seq));
     s.synchronize();  // bounds the queued host copies
   }
   double local = 0;
   ops::copy_to_host(s, &local, sum);
-  return data_sum(local) / static_cast<double>(held * config_.seq);
+  int64_t learned = 0;
+  for (const int64_t w : windows) learned += windows_->learned(w);
+  return data_sum(local) / static_cast<double>(learned);
 }
 
 bool Trainer::weights_are_finite() {
@@ -305,6 +319,11 @@ bool Trainer::export_weights() {
       {.dtype = dtype_named(config_.export_dtype),
        .metadata = {{"sherd.routing", routing_.summary()}},
        .existing = rank_.world->rank() == 0 ? existing_export(config_) : Existing::refuse});
+}
+
+bool Trainer::export_adapters() {
+  return sherd::hf::export_adapters(model_, config_.export_adapter, lora_options(config_), config_.model,
+                                    rank_.world->rank() == 0 ? existing_export(config_) : Existing::refuse);
 }
 
 bool Trainer::export_folder() { return train_gpt::export_folder(model_, config_, rank_.world->rank() == 0); }

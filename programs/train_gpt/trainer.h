@@ -43,6 +43,7 @@ struct PendingStep {
   std::vector<sherd::Tensor> statuses;  // of Muon's matrices
   sherd::Tensor skipped;                // i64 [1], steps skipped so far
   int64_t sequences = 0;                // of the data that came before it
+  int64_t learned = 0;                  // targets that it learns, on all ranks
   sherd::Event done;
 };
 
@@ -120,6 +121,8 @@ class Trainer {
                                 const std::function<void(int32_t)>& made = {});
   /// As --export-weights and --export-dtype say. Collective. @returns as sherd::export_weights().
   bool export_weights();
+  /// As --export-adapter says. Collective. @returns as sherd::export_weights().
+  bool export_adapters();
   /// As --export-hf says. Collective. @returns as sherd::export_weights().
   bool export_folder();
   /// Tensors of the first weights' files that are not the model's, by name.
@@ -137,8 +140,12 @@ class Trainer {
  private:
   struct Batch {
     sherd::Tensor inputs, targets;
+    sherd::Tensor starts;  // of the examples in a row, with --packing
   };
   Batch load(const std::vector<int64_t>& windows);
+  /// Targets that the next step learns, on all ranks and in all microbatches: the same figure on every rank, without a
+  /// collective.
+  int64_t learned_of_step() const;
   /// Over the ranks that have different data.
   double data_sum(double value);
 

@@ -7,17 +7,21 @@
 namespace train_gpt {
 
 std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& c) {
-  const bool text = c.tokens.empty();
-  sherd::TokenWindowsOptions options{.seq = c.seq, .vocab = vocabulary(c)};
+  const bool text = !c.has_tokens(), examples = !c.sft.empty();
+  sherd::TokenWindowsOptions options{
+      .seq = c.seq, .vocab = vocabulary(c), .examples = examples, .packed = c.packing};
   options.order = c.order != "auto" ? sherd::parse_token_order(c.order)
                   : text            ? sherd::TokenOrder::hashed
                                     : sherd::TokenOrder::shuffled;
-  const sherd::TokenFormat format = sherd::parse_token_format(c.token_format);
+  const sherd::TokenFormat format =
+      examples ? sherd::TokenFormat::megatron : sherd::parse_token_format(c.token_format);
   std::vector<sherd::SharedTokens> data;
   if (text) {
     data.push_back({sherd::ByteData::load(c.data)});
   } else {
-    data = open_token_streams(sherd::parse_token_list(c.tokens, "--tokens"), format);
+    data = open_token_streams(
+        examples ? sherd::parse_token_list(c.sft, "--sft") : sherd::parse_token_list(c.tokens, "--tokens"),
+        format);
   }
   std::shared_ptr<const sherd::TokenStream> validation;
   if (!c.valid_tokens.empty())
@@ -27,10 +31,10 @@ std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& c) {
 }
 
 int64_t evaluation_windows(const TrainConfig& c) {
-  const bool text = c.tokens.empty() && c.valid_tokens.empty();
+  const bool text = !c.has_tokens() && c.valid_tokens.empty();
   return c.eval_windows.value_or(text ? 256 : 0);
 }
 
-const char* loss_unit(const TrainConfig& c) { return c.tokens.empty() ? "nats per byte" : "nats per token"; }
+const char* loss_unit(const TrainConfig& c) { return c.has_tokens() ? "nats per token" : "nats per byte"; }
 
 }  // namespace train_gpt

@@ -9,7 +9,7 @@
 
 namespace train_gpt {
 
-/// Windows of --tokens, or of the text --data. @throws sherd::IoError, sherd::InvalidArgument as
+/// Windows of --tokens, rows of --sft, or windows of the text --data. @throws sherd::IoError, sherd::InvalidArgument as
 /// TokenWindows.
 std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& config);
 

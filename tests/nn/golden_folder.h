@@ -144,7 +144,7 @@ struct GoldenFolder {
     return taken;
   }
 
-  /// Fills a sharded model from model.safetensors, each parameter read whole by every rank.
+  /// Fills a sharded model from model.safetensors, each parameter read whole by every rank. Adapters keep their first values.
   void load(nn::CausalModel& model, const nn::ModelDescription& m) const {
     CheckpointReader reader = CheckpointReader::open(path / "model.safetensors");
     const StoredNames stored = stored_names(m);
@@ -152,6 +152,7 @@ struct GoldenFolder {
     Stream& s = runtime.device().compute();
     WeightsChange change(runtime);
     for (auto& [name, p] : model.named_parameters()) {
+      if (nn::is_adapter(name)) continue;
       const Shape shape = p.global_shape();
       std::vector<float> whole(static_cast<size_t>(numel_of(shape)));
       const Box all{Shape(shape.size(), 0), shape};

@@ -18,6 +18,7 @@ struct Arrangement {
   bool recompute = false;
   int64_t logits_chunk = 7;  // divides nothing here
   bool sequence_parallel = false;
+  nn::LoraOptions lora{};
   int data_ranks() const { return ranks / tp; }
 };
 
@@ -28,7 +29,8 @@ struct ArrangedModel {
                                    : std::vector<MeshDim>{{"shard", a.data_ranks()}, {"tp", a.tp}}) {
     nn::CausalModelOptions o{.tp = nn::TensorParallel::of(mesh),
                              .sequence_parallel = a.sequence_parallel,
-                             .logits_chunk = a.logits_chunk};
+                             .logits_chunk = a.logits_chunk,
+                             .lora = a.lora};
     if (m.mixture.experts > 0) {
       expert_mesh.emplace(rank.world,
                           std::vector<MeshDim>{{"expert_shard", a.ranks / a.ep}, {"expert", a.ep}});

@@ -45,7 +45,7 @@ auto on_rank_0(const Arrangement& a, F f) {
 
 struct Steps {
   std::vector<double> losses;
-  std::vector<float> logits_before, logits_after;
+  std::vector<float> logits_before, logits_after, logits_folded;
 };
 
 std::vector<float> logits(ArrangedModel& arranged, RankContext& rank, const GoldenFolder& golden) {
@@ -82,6 +82,10 @@ Steps train_golden(const GoldenFolder& golden, const Arrangement& a, Algorithm a
       optimizer.step(golden.expected.at("lr"));
     }
     if (steps > 0) result.logits_after = logits(arranged, rank, golden);
+    if (a.lora.rank > 0) {
+      model.fold_adapters();
+      result.logits_folded = logits(arranged, rank, golden);
+    }
     return result;
   });
 }
@@ -128,6 +132,72 @@ TEST_P(Families, AdamWTrainsAsInPyTorch) {
     EXPECT_LT(distance(got.losses, golden.expected.at("adamw_losses").get<std::vector<double>>()), 1e-5)
         << a.name;
     EXPECT_LT(distance(got.logits_after, golden.values("logits_after_adamw")), 2e-4) << a.name;
+  }
+}
+
+// Losses of one row whose documents begin at `begins`: as documents of a row, or each as a row of its own.
+std::vector<float> document_losses(const GoldenFolder& golden, const Arrangement& a,
+                                   const std::vector<size_t>& begins, bool in_a_row) {
+  const auto& ids = golden.expected.at("tokens");
+  const size_t seq = ids[0].size() - 1;
+  return on_rank_0(a, [&](RankContext& rank) {
+    ArrangedModel arranged(rank, golden.description, a);
+    arranged.shard();
+    golden.load(*arranged.model, golden.description);
+    arranged.model->set_training(false);
+    Device& device = *rank.device;
+    const auto losses = [&](size_t begin, size_t count, const Tensor& starts) {
+      const Tensor targets = GoldenFolder::tokens(device, ids, 0, 1, begin + 1, count);
+      const nn::Var in(GoldenFolder::tokens(device, ids, 0, 1, begin, count));
+      return ops::to_floats(device.compute(), (*arranged.model)(in, targets, 1.0f, starts).losses);
+    };
+    std::vector<float> all;
+    if (in_a_row) {
+      nlohmann::json starts = nlohmann::json::array();
+      for (size_t t = 0, d = 0; t < seq; ++t) {
+        if (d + 1 < begins.size() && t == begins[d + 1]) ++d;
+        starts.push_back(begins[d]);
+      }
+      return losses(0, seq, GoldenFolder::tokens(device, nlohmann::json::array({starts}), 0, 1, 0, seq));
+    }
+    for (size_t d = 0; d < begins.size(); ++d) {
+      const size_t end = d + 1 < begins.size() ? begins[d + 1] : seq;
+      const std::vector<float> one = losses(begins[d], end - begins[d], {});
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  });
+}
+
+// Angles of positions below 12 are rounded to f32, by at most 2^-21: scores, and losses with them, change by some of that.
+TEST_P(Families, DocumentsInARowHaveTheLossesOfRowsOfTheirOwn) {
+  const std::vector<size_t> begins{0, 1, 5, 8};
+  if (golden.description.family == nn::ModelFamily::gpt2) {
+    EXPECT_THROW(document_losses(golden, kDense[0], begins, true), NotSupported);
+    return;
+  }
+  for (const Arrangement& a : arrangements(golden.description))
+    EXPECT_LT(distance(document_losses(golden, a, begins, true), document_losses(golden, a, begins, false)),
+              2e-5)
+        << a.name;
+}
+
+// PEFT's figures are in tests/interop/sft_training.py; here every family, on every arrangement.
+TEST_P(Families, AdaptersTrainAlikeOnAllRanksAndFoldIntoTheWeights) {
+  Arrangement alone = kDense[0];
+  alone.lora = {.rank = 3, .alpha = 6, .targets = "_proj"};
+  if (golden.description.family == nn::ModelFamily::gpt2) {
+    EXPECT_THROW(train_golden(golden, alone, Algorithm::adamw, 0), InvalidArgument);
+    return;
+  }
+  const Steps want = train_golden(golden, alone, Algorithm::adamw, 5);
+  EXPECT_LT(want.losses.back(), want.losses.front());
+  for (Arrangement a : arrangements(golden.description)) {
+    a.lora = alone.lora;
+    const Steps got = train_golden(golden, a, Algorithm::adamw, 5);
+    EXPECT_LT(distance(got.losses, want.losses), 1e-5) << a.name;
+    EXPECT_LT(distance(got.logits_after, want.logits_after), 2e-4) << a.name;
+    EXPECT_LT(distance(got.logits_folded, got.logits_after), 1e-5) << a.name;
   }
 }
 

@@ -103,6 +103,22 @@ bool is_megatron_index(const FileBytes& file) {
   return std::memcmp(magic, kMagic, sizeof magic) == 0;
 }
 
+std::vector<int64_t> megatron_documents(const FileBytes& index) {
+  const auto sequences = static_cast<int64_t>(number_at<uint64_t>(index, 18)),
+             bounds = static_cast<int64_t>(number_at<uint64_t>(index, 26));
+  std::vector<int64_t> ends{0};  // of sequences, in tokens
+  for_each_number<int32_t>(index, kHeader, sequences,
+                           [&](int64_t, int32_t length) { ends.push_back(ends.back() + length); });
+  std::vector<int64_t> documents;
+  int64_t before = 0;
+  for_each_number<int64_t>(index, kHeader + 12 * sequences, bounds, [&](int64_t i, int64_t bound) {
+    const int64_t end = ends[static_cast<size_t>(bound)];
+    if (i > 0) documents.push_back(end - before);
+    before = end;
+  });
+  return documents;
+}
+
 TokenType read_megatron_index(const FileBytes& index, const FileBytes& bin) {
   if (!is_megatron_index(index) || index.size() < kHeader)
     refuse_index(index, fmt::format("does not begin as Megatron's do (MMIDIDX){}", kRemake));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <sherd/train/data/token_stream.h>
 
@@ -16,6 +17,9 @@ namespace sherd {
 /// not fit the index's size, sequences that are not contiguous or do not fill `bin`, bounds of
 /// documents that do not ascend from 0 to the count of sequences.
 TokenType read_megatron_index(const FileBytes& index, const FileBytes& bin);
+
+/// Returns the number of tokens in each document of an index that read_megatron_index() has accepted. @throws IoError.
+std::vector<int64_t> megatron_documents(const FileBytes& index);
 
 /// Returns whether the file begins like an index.
 bool is_megatron_index(const FileBytes& file);

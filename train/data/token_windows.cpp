@@ -24,8 +24,8 @@ std::vector<int64_t> shares_of(const std::vector<SharedTokens>& data) {
 }
 
 /// What a message names where files are too short.
-const char* flag_of(const TokenStream& tokens, bool validation) {
-  return validation ? "--valid-tokens" : tokens.is_text() ? "--data" : "--tokens";
+const char* flag_of(const TokenStream& tokens, bool validation, bool examples = false) {
+  return validation ? "--valid-tokens" : examples ? "--sft" : tokens.is_text() ? "--data" : "--tokens";
 }
 
 void require_windows(const TokenStream& tokens, int64_t windows, int64_t seq, bool validation) {
@@ -65,13 +65,25 @@ TokenWindows::TokenWindows(std::shared_ptr<const TokenStream> data, int64_t seq)
     : TokenWindows({{std::move(data), 1}}, nullptr, {.seq = seq}) {}
 
 void TokenWindows::add(std::shared_ptr<const TokenStream> tokens, int64_t share, bool hold_out) {
+  if (options_.examples) return add_examples(std::move(tokens), share, hold_out);
   const int64_t windows = tokens->size() > 0 ? (tokens->size() - 1) / options_.seq : 0;
   const bool validation = share == 0;
   require_windows(*tokens, windows, options_.seq, validation);
   // A byte is below every vocabulary of text; a file of tokens may have been made for another one.
   if (!tokens->is_text() || options_.vocab < 256) tokens->check_beginnings(options_.seq + 1, options_.vocab);
   const int64_t held_out = validation ? windows : hold_out ? windows / 50 : 0;
-  parts_.push_back({std::move(tokens), share, windows - held_out, held_out, 0, 0});
+  parts_.push_back({std::move(tokens), nullptr, share, windows - held_out, held_out, 0, 0});
+}
+
+void TokenWindows::add_examples(std::shared_ptr<const TokenStream> tokens, int64_t share, bool hold_out) {
+  const bool validation = share == 0;
+  auto rows = std::make_shared<const ExampleRows>(*tokens, ExampleRowsOptions{.seq = options_.seq,
+                                                                              .vocab = options_.vocab,
+                                                                              .packed = options_.packed,
+                                                                              .hold_out = hold_out,
+                                                                              .all_held_out = validation});
+  const int64_t train = rows->train_count(), held_out = rows->held_out_count();
+  parts_.push_back({std::move(tokens), std::move(rows), share, train, held_out, 0, 0});
 }
 
 int64_t TokenWindows::ordered(size_t part, int64_t number, uint64_t seed) const {
@@ -121,13 +133,18 @@ std::string TokenWindows::summary() const {
   std::string all;
   for (const Part& p : parts_) {
     if (!all.empty()) all += '\n';
+    const std::string size =
+        p.rows ? fmt::format("{} examples of {} tokens", p.rows->examples(), p.tokens->size())
+               : fmt::format("{} {}", p.tokens->size(), p.tokens->unit());
+    const char* const windows = p.rows ? "rows" : "windows";
     if (p.share == 0) {
-      all += fmt::format("validation data {}: {} {}, {} windows of {}", p.tokens->source(), p.tokens->size(),
-                         p.tokens->unit(), p.held_out, options_.seq);
+      all += fmt::format("validation data {}: {}, {} {} of {}", p.tokens->source(), size, p.held_out, windows,
+                         options_.seq);
       continue;
     }
-    all += fmt::format("data {}: {} {}, {} windows of {} to train on, {} held out", p.tokens->source(),
-                       p.tokens->size(), p.tokens->unit(), p.train, options_.seq, p.held_out);
+    all += fmt::format("data {}: {}, {} {} of {} to train on, {} held out", p.tokens->source(), size, p.train,
+                       windows, options_.seq, p.held_out);
+    if (p.rows) all += fmt::format(", {:.1f} % filled", 100 * p.rows->filled());
     if (mixture_.sources() > 1)
       all += fmt::format(", {:.4g} % of the sequences",
                          100.0 * static_cast<double>(p.share) / static_cast<double>(mixture_.period()));
@@ -146,6 +163,7 @@ std::string TokenWindows::describe() const {
       all += fmt::format(", share {} of {}", p.share, mixture_.period());
   }
   all += fmt::format(", windows of {}", options_.seq);
+  if (options_.examples) all += options_.packed ? ", packed examples" : ", examples";
   // Text in its usual order is described as it was before there were others.
   if (!parts_[0].tokens->is_text() || options_.order != TokenOrder::hashed)
     all += fmt::format(", {}", name_of(options_.order));
@@ -159,7 +177,7 @@ std::vector<FileCopy> TokenWindows::copies() const {
   std::map<std::string, size_t> places;  // of lists of files, by flag
   std::vector<FileCopy> copies;
   for (const Part& p : parts_) {
-    const std::string flag = flag_of(*p.tokens, p.share == 0);
+    const std::string flag = flag_of(*p.tokens, p.share == 0, options_.examples);
     for (size_t i = 0; i < p.tokens->files().size(); ++i) {
       const std::filesystem::path& path = p.tokens->files()[i].bytes->path();
       const std::string below = path.lexically_relative(p.tokens->source()).string();
@@ -176,7 +194,7 @@ std::vector<FileCopy> TokenWindows::copies() const {
   return copies;
 }
 
-void TokenWindows::fill(int64_t window, int32_t* inputs, int32_t* targets) const {
+std::pair<const TokenWindows::Part*, int64_t> TokenWindows::place_of(int64_t window) const {
   if (window < 0 || window >= train_count_ + held_out_count_)
     throw InvalidArgument(
         fmt::format("window {} is outside the data's {} windows", window, train_count_ + held_out_count_));
@@ -184,7 +202,18 @@ void TokenWindows::fill(int64_t window, int32_t* inputs, int32_t* targets) const
   const auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) {
     return held_out ? window < p.first_held_out + p.held_out : window < p.first_train + p.train;
   });
-  const int64_t own = held_out ? part->train + window - part->first_held_out : window - part->first_train;
+  return {&*part, held_out ? part->train + window - part->first_held_out : window - part->first_train};
+}
+
+int64_t TokenWindows::learned(int64_t window) const {
+  const auto [part, own] = place_of(window);
+  return part->rows ? part->rows->learned(own) : options_.seq;
+}
+
+void TokenWindows::fill(int64_t window, int32_t* inputs, int32_t* targets, int32_t* starts) const {
+  const auto [part, own] = place_of(window);
+  if (part->rows) return part->rows->fill(own, inputs, targets, starts);
+  if (starts != nullptr) std::fill_n(starts, options_.seq, 0);
   const int64_t first = own * options_.seq;
   part->tokens->read(first, options_.seq, inputs, options_.vocab);
   std::copy(inputs + 1, inputs + options_.seq, targets);

@@ -5,9 +5,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <sherd/checkpoint/file_copies.h>
+#include <sherd/train/data/example_rows.h>
 #include <sherd/train/data/mixture.h>
 #include <sherd/train/data/token_list.h>
 #include <sherd/train/data/token_stream.h>
@@ -29,6 +31,8 @@ struct TokenWindowsOptions {
   int64_t seq = 0;      ///< tokens of a window
   int64_t vocab = 256;  ///< exclusive upper bound of tokens
   TokenOrder order = TokenOrder::hashed;
+  bool examples = false;  ///< windows are ExampleRows
+  bool packed = false;    ///< ... of several examples each
 };
 
 /// A stream of n tokens has W = floor((n - 1) / seq) windows: window w is tokens [w * seq, (w + 1) * seq),
@@ -38,6 +42,8 @@ struct TokenWindowsOptions {
 /// Of several streams with shares, a Mixture draws the sequences, and each stream's windows follow the order
 /// above: n is the number of its sequence, V the number of its windows, and its shuffle is its own. Windows
 /// have consecutive numbers, the training windows of all streams first.
+///
+/// Of examples, windows are the rows of ExampleRows; the last floor(examples / 50) examples are held out.
 ///
 /// The position in a training is the number of sequences that all ranks have used, and nothing else: resumes
 /// are exact on any number of ranks. Immutable, so ranks share one.
@@ -83,19 +89,26 @@ class TokenWindows {
   /// IoError.
   std::vector<FileCopy> copies() const;
 
-  /// Writes the window's seq tokens, and to `targets` the token after each.
+  /// Returns how many targets of the window are learned: seq, but for examples.
+  int64_t learned(int64_t window) const;
+  /// Writes the window's seq tokens, and to `targets` the token after each; of examples as ExampleRows::fill().
+  /// @param starts null, or where the first position of each position's example is written
   /// @throws InvalidArgument for a window that is neither trained on nor held out; IoError as
   /// TokenStream::read().
-  void fill(int64_t window, int32_t* inputs, int32_t* targets) const;
+  void fill(int64_t window, int32_t* inputs, int32_t* targets, int32_t* starts = nullptr) const;
 
  private:
   struct Part {
     std::shared_ptr<const TokenStream> tokens;
-    int64_t share;                        // 0: of validation
-    int64_t train, held_out;              // windows
-    int64_t first_train, first_held_out;  // numbers of the first of them
+    std::shared_ptr<const ExampleRows> rows;  // null: windows of the stream
+    int64_t share;                            // 0: of validation
+    int64_t train, held_out;                  // windows
+    int64_t first_train, first_held_out;      // numbers of the first of them
   };
   void add(std::shared_ptr<const TokenStream> tokens, int64_t share, bool hold_out);
+  void add_examples(std::shared_ptr<const TokenStream> tokens, int64_t share, bool hold_out);
+  /// The part that a window belongs to, and its number among those of this part.
+  std::pair<const Part*, int64_t> place_of(int64_t window) const;
   int64_t ordered(size_t part, int64_t number, uint64_t seed) const;
 
   TokenWindowsOptions options_;

@@ -22,11 +22,11 @@ constexpr int64_t kMostPositions = int64_t{1} << 31;
 /// `finding` is complete but for index and position; positions count from `base`.
 __global__ void __launch_bounds__(256) find_foreign(const int32_t* indices, int64_t count, int64_t base,
                                                     BadIndex finding, Search* search, BadIndex* out) {
-  const int64_t bound = finding.bound;
+  const int64_t bound = finding.bound, lowest = finding.first;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
     const int32_t index = indices[i];
-    if (index >= 0 && index < bound) continue;
+    if (index >= lowest && index < bound) continue;
     atomicMax(&search->first, ~(static_cast<unsigned long long>(i) << 32 | static_cast<uint32_t>(index)));
   }
   __syncthreads();
@@ -58,9 +58,10 @@ IndexGuard::~IndexGuard() {
 }
 
 void IndexGuard::look(ExecutionContext& context, const char* op, const char* what, const int32_t* indices,
-                      int64_t count, int64_t bound) {
+                      int64_t count, int64_t bound, int64_t first) {
   if (count <= 0) return;
   BadIndex finding;
+  finding.first = first;
   finding.bound = bound;
   finding.look = ++looks_;
   finding.op = op;

@@ -11,7 +11,7 @@ namespace sherd::cuda {
 struct BadIndex {
   int32_t found = 0;  // written last
   int32_t index = 0;
-  int64_t position = 0, bound = 0, look = 0;
+  int64_t position = 0, first = 0, bound = 0, look = 0;
   const char *op = nullptr, *what = nullptr;  // static strings of the host
 };
 
@@ -24,9 +24,9 @@ class [[nodiscard]] IndexGuard {
   IndexGuard(const IndexGuard&) = delete;
   IndexGuard& operator=(const IndexGuard&) = delete;
 
-  /// Issues a look for indices outside [0, bound). `op` and `what` are static strings.
+  /// Issues a look for indices outside [first, bound). `op` and `what` are static strings.
   void look(ExecutionContext& context, const char* op, const char* what, const int32_t* indices,
-            int64_t count, int64_t bound);
+            int64_t count, int64_t bound, int64_t first);
   /// Looks issued. Worker only.
   int64_t looks() const { return looks_; }
   /// Any thread. @throws InvalidArgument (bad_index()) when one of the first `looks` looks is done and has

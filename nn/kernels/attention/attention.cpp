@@ -27,7 +27,8 @@ using namespace door;
 namespace {
 
 AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse, const Tensor& qkv,
-                             int64_t batch, int64_t heads, int64_t kv_heads, int64_t window) {
+                             int64_t batch, int64_t heads, int64_t kv_heads, int64_t window,
+                             const Tensor& starts) {
   check.dims("qkv", qkv, 2)
       .dtype("qkv", qkv, kActivations)
       .dtype("out", out, qkv.dtype())
@@ -50,6 +51,8 @@ AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse,
                   .kv_heads = kv_heads,
                   .head_dim = qkv.size(1) / columns};
   check.shape("out", out, {batch * a.seq, heads * a.head_dim}).shape("lse", lse, {batch, heads, a.seq});
+  if (starts.defined()) check.dtype("starts", starts, DType::i32).shape("starts", starts, {batch, a.seq});
+  a.starts = pointer<int32_t>(starts);
   a.qkv = ref(qkv);
   a.out = ref(out);
   a.lse = lse.data<float>();
@@ -61,6 +64,10 @@ AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse,
 void queue_attention(Stream& s, const char* what, void (*kernel)(ExecutionContext&, const AttentionArgs&),
                      const AttentionArgs& a) {
   Device& device = s.device();
+  if (a.starts != nullptr && !kernels<AttentionKernels>(s).takes_starts)
+    throw NotSupported(fmt::format(
+        "{}: {} has no kernel for several documents in a row; give each a row of its own, or use the CPU",
+        what, device.describe()));
   const auto place = [](const void* p) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(p) % 16); };
   const InOrder in_order(
       device,
@@ -74,9 +81,10 @@ void queue_attention(Stream& s, const char* what, void (*kernel)(ExecutionContex
 }  // namespace
 
 void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
-                       int64_t heads, int64_t kv_heads, const Tensor& max_logits, int64_t window) {
+                       int64_t heads, int64_t kv_heads, const Tensor& max_logits, int64_t window,
+                       const Tensor& starts) {
   Check check("attention_forward");
-  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads, window);
+  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads, window, starts);
   if (max_logits.defined())
     check.dtype("max_logits", max_logits, DType::f32).shape("max_logits", max_logits, {heads});
   check.done();
@@ -86,9 +94,9 @@ void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Te
 
 void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out,
                         const Tensor& lse, const Tensor& qkv, int64_t batch, int64_t heads, int64_t kv_heads,
-                        int64_t window) {
+                        int64_t window, const Tensor& starts) {
   Check check("attention_backward");
-  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads, window);
+  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads, window, starts);
   check.dtype("dout", dout, qkv.dtype()).dtype("dqkv", dqkv, qkv.dtype());
   check.shape("dout", dout, out.shape()).shape("dqkv", dqkv, qkv.shape()).done();
   a.dout = ref(dout);

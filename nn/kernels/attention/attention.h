@@ -12,13 +12,15 @@ namespace sherd {
 /// and of v side by side; out is [batch*seq, heads*head_dim]; softmax scale is 1/sqrt(head_dim). Query head h uses key
 /// and value head h / (heads/kv_heads): with kv_heads below heads these are grouped queries (Ainslie et al., GQA,
 /// 2023), with one of them multi-query attention. lse f32 [batch, heads, seq] is the log-sum-exp of each score row,
-/// kept for backward.
+/// kept for backward. With `starts`, position t of a sequence sees [starts[t], t] alone: several documents in a row, each of
+/// whose positions has the document's first one.
 struct AttentionArgs {
   int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0;
   Ref qkv{}, out{};
   float* lse = nullptr;
-  float* max_logits = nullptr;  // forward, f32 [heads] or null
-  Ref dout{}, dqkv{};           // backward; dqkv is overwritten
+  float* max_logits = nullptr;      // forward, f32 [heads] or null
+  const int32_t* starts = nullptr;  // [batch, seq] or null
+  Ref dout{}, dqkv{};               // backward; dqkv is overwritten
   /// Keys that a row sees at most, its own included; 0: all before it. See first_key().
   int64_t window = 0;
 };
@@ -47,6 +49,7 @@ struct AttentionKernels {
   void (*cached_attention)(ExecutionContext&, const CachedAttentionArgs&);
   /// Returns the scratch bytes that forward or, with dqkv, backward requests with so many threads; null: none.
   int64_t (*scratch)(const AttentionArgs&, int threads) = nullptr;
+  bool takes_starts = false;  // whether the first two follow AttentionArgs::starts
 };
 Work work_of(const Device& device, const AttentionArgs& a);
 
@@ -59,14 +62,16 @@ namespace ops {
 ///   (QK-clip of MuonClip; Kimi K2, 2025).
 /// @param window as AttentionArgs::window; one of the sequences' length or more has no effect. CUDA kernels throw
 ///   NotSupported for a shorter one.
+/// @param starts i32 [batch, seq] or undefined. The caller guarantees starts[t] <= t, no starts[t] below that of t - 1, and
+///   starts[starts[t]] == starts[t]. @throws NotSupported for a device without kernels for it.
 void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
-                       int64_t heads, int64_t kv_heads = 0, const Tensor& max_logits = {},
-                       int64_t window = 0);
-/// out and lse are forward's. The gradients of a key or value head are sums over its group's query heads in one fixed
-/// order.
+                       int64_t heads, int64_t kv_heads = 0, const Tensor& max_logits = {}, int64_t window = 0,
+                       const Tensor& starts = {});
+/// out and lse are forward's, and window and starts its own. The gradients of a key or value head are sums over its
+/// group's query heads in one fixed order.
 void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out,
                         const Tensor& lse, const Tensor& qkv, int64_t batch, int64_t heads,
-                        int64_t kv_heads = 0, int64_t window = 0);
+                        int64_t kv_heads = 0, int64_t window = 0, const Tensor& starts = {});
 
 }  // namespace ops
 }  // namespace sherd

@@ -62,12 +62,12 @@ float forward(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* sc
   load(l, v, qkv + l.qkv(bh, 2), l.qkv_stride());
   float largest = -std::numeric_limits<float>::infinity();
   for (int64_t first = 0; first < l.seq; first += kRows) {
-    const int64_t begin = first_key(l.window, first), end = std::min(l.seq, first + kRows), n = end - first,
+    const int64_t begin = l.first_key(bh, first), end = std::min(l.seq, first + kRows), n = end - first,
                   keys = end - begin;
     dots(l, p, q + first * l.dim, k + begin * l.dim, n, keys);
     float sums[kRows];
     for (int64_t i = 0; i < n; ++i) {
-      const auto [max, sum] = exponentials(p + i * keys, p + i * keys, l.seen(first + i, begin), keys);
+      const auto [max, sum] = exponentials(p + i * keys, p + i * keys, l.seen(bh, first + i, begin), keys);
       sums[i] = sum;
       largest = std::max(largest, max);
       a.lse[bh * l.seq + first + i] = max + std::log(sum);
@@ -93,12 +93,12 @@ void backward_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, floa
   load(l, v, qkv + l.qkv(bh, 2), l.qkv_stride());
   load(l, dout, dout_rows, l.out_stride());
   for (int64_t first = 0; first < l.seq; first += kRows) {
-    const int64_t begin = first_key(l.window, first), stop = std::min(l.seq, first + kRows), n = stop - first,
+    const int64_t begin = l.first_key(bh, first), stop = std::min(l.seq, first + kRows), n = stop - first,
                   keys = stop - begin, at = begin * l.dim;
     dots(l, p, q + first * l.dim, k + at, n, keys);
     dots(l, dp, dout + first * l.dim, v + at, n, keys);
     for (int64_t i = 0; i < n; ++i) {
-      const SeenKeys seen = l.seen(first + i, begin);
+      const SeenKeys seen = l.seen(bh, first + i, begin);
       const int64_t row = first + i, from = seen.first, count = seen.end, end = whole_vectors(count, keys);
       float delta = 0;  // sum of p * dp over the row
 #pragma omp simd reduction(+ : delta)
@@ -113,8 +113,8 @@ void backward_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, floa
         pi[j] = j < count ? exp_bounded(pi[j] - lse) : 0.0f;
         ds[j] = j < count ? pi[j] * (ds[j] - delta) : 0.0f;
       }
-      std::fill(pi + end, pi + keys, 0.0f);
-      std::fill(ds + end, ds + keys, 0.0f);
+      std::fill(pi + end, pi + keys - begin, 0.0f);
+      std::fill(ds + end, ds + keys - begin, 0.0f);
     }
     sgemm(true, false, keys, l.dim, n, 1, p, keys, dout + first * l.dim, l.dim, 1, dv + at, l.dim);
     sgemm(true, false, keys, l.dim, n, 1, dp, keys, q + first * l.dim, l.dim, 1, dk + at, l.dim);
@@ -191,6 +191,7 @@ const AttentionKernels* AttentionKernels::cpu() {
       .attention_backward = cpu::attention_backward,
       .cached_attention = cpu::cached_attention,
       .scratch = cpu::attention_scratch,
+      .takes_starts = true,
   };
   return &table;
 }

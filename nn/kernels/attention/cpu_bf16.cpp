@@ -11,8 +11,8 @@
 
 #include "cpu_exponentials.h"
 
-// q, k and v are read where they are, in blocks of query rows of which only the keys that they see (up to one block of
-// slack) are computed, as cpu.cpp does for f32.
+// q, k and v are read where they are, in blocks of query rows of which only the keys in their windows (up to one block of
+// slack) are computed, as cpu.cpp does for f32. Products span all documents of a row; probabilities of others are 0.
 
 namespace sherd::cpu {
 namespace {
@@ -93,7 +93,7 @@ float forward_of_head(const HeadLayout& l, const AttentionArgs& a, const std::ve
     float sums[kBlockRows];
     for (int64_t i = 0; i < n; ++i) {
       const auto [max, sum] =
-          exponentials(p + i * keys, scores + i * keys, l.seen(first + i, begin), keys, l.scale);
+          exponentials(p + i * keys, scores + i * keys, l.seen(bh, first + i, begin), keys, l.scale);
       sums[i] = sum;
       largest = std::max(largest, max * l.scale);
       a.lse[bh * l.seq + first + i] = max * l.scale + std::log(sum);
@@ -114,7 +114,7 @@ void gradient_of_row(const HeadLayout& l, const AttentionArgs& a, int64_t bh, in
 #pragma omp simd reduction(+ : delta)
   for (int64_t d = 0; d < l.dim; ++d) delta += float(out[d]) * float(dout[d]);
   const float lse = a.lse[bh * l.seq + row], scale = l.scale;
-  const SeenKeys seen = l.seen(row, begin);
+  const SeenKeys seen = l.seen(bh, row, begin);
   const int64_t from = seen.first, count = seen.end, end = whole_vectors(count, keys);
   std::fill_n(p, from, bf16(0.0f));
   std::fill_n(ds, from, bf16(0.0f));

@@ -21,10 +21,18 @@ struct HeadLayout {
         group(a.heads / a.kv_heads),
         dim(a.head_dim),
         window(a.window),
-        scale(1.0f / std::sqrt(static_cast<float>(a.head_dim))) {}
+        scale(1.0f / std::sqrt(static_cast<float>(a.head_dim))),
+        starts(a.starts) {}
   int64_t seq, heads, kv_heads, group, dim;  // group: query heads that use one key head
   int64_t window;
   float scale;
+  const int32_t* starts;
+
+  /// The first position that `row` of query head bh sees.
+  int64_t first_key(int64_t bh, int64_t row) const {
+    const int64_t in_window = sherd::first_key(window, row);
+    return starts == nullptr ? in_window : std::max<int64_t>(in_window, starts[bh / heads * seq + row]);
+  }
 
   /// q, k, v (part 0, 1, 2) of query head bh, counted over batch and heads.
   int64_t qkv(int64_t bh, int64_t part) const {
@@ -34,9 +42,9 @@ struct HeadLayout {
   int64_t out(int64_t bh) const { return bh / heads * seq * heads * dim + bh % heads * dim; }
   int64_t qkv_stride() const { return (heads + 2 * kv_heads) * dim; }
   int64_t out_stride() const { return heads * dim; }
-  /// Of query row `row`, in a block whose first key is `begin`.
-  SeenKeys seen(int64_t row, int64_t begin) const {
-    return {first_key(window, row) - begin, row + 1 - begin};
+  /// Of row `row` of query head bh, in a block whose first key is `begin`.
+  SeenKeys seen(int64_t bh, int64_t row, int64_t begin) const {
+    return {first_key(bh, row) - begin, row + 1 - begin};
   }
 };
 

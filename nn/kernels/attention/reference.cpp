@@ -24,6 +24,11 @@ struct Head {
   }
   int64_t out(int64_t t, int64_t d) const { return ((b * a.seq + t) * a.heads + h) * a.head_dim + d; }
   int64_t lse(int64_t t) const { return (b * a.heads + h) * a.seq + t; }
+  /// The first position that t sees.
+  int64_t first(int64_t t) const {
+    const int64_t in_window = first_key(a.window, t);
+    return a.starts == nullptr ? in_window : std::max<int64_t>(in_window, a.starts[b * a.seq + t]);
+  }
   double scale() const { return 1 / std::sqrt(static_cast<double>(a.head_dim)); }
 
   double score(int64_t i, int64_t j) const {
@@ -37,7 +42,7 @@ void forward(const Head& head) {
   const AttentionArgs& a = head.a;
   std::vector<double> p(static_cast<size_t>(a.seq));
   for (int64_t i = 0; i < a.seq; ++i) {
-    const int64_t begin = first_key(a.window, i);
+    const int64_t begin = head.first(i);
     const auto first = p.begin() + begin, row = p.begin() + i + 1;  // the part that the row sees
     for (int64_t j = begin; j <= i; ++j) p[static_cast<size_t>(j)] = head.score(i, j);
     if (a.max_logits != nullptr)
@@ -63,7 +68,7 @@ void backward(const Head& head, std::vector<double>& dk, std::vector<double>& dv
   for (int64_t i = 0; i < a.seq; ++i) {
     double delta = 0;  // sum over j of p * dp
     for (int64_t d = 0; d < D; ++d) delta += get(a.dout, head.out(i, d)) * get(a.out, head.out(i, d));
-    for (int64_t j = first_key(a.window, i); j <= i; ++j) {
+    for (int64_t j = head.first(i); j <= i; ++j) {
       const double p = std::exp(head.score(i, j) - a.lse[head.lse(i)]);
       double dp = 0;
       for (int64_t d = 0; d < D; ++d) {
@@ -144,6 +149,7 @@ const AttentionKernels* AttentionKernels::reference() {
       .attention_forward = reference::attention_forward,
       .attention_backward = reference::attention_backward,
       .cached_attention = reference::cached_attention,
+      .takes_starts = true,
   };
   return &table;
 }

@@ -35,7 +35,7 @@ void embedding_forward(Stream& s, const Tensor& out, const Tensor& tokens, const
   e.table = ref(table);
   e.out = ref(out);
   queue(s, "embedding_forward", kernels<IndicesKernels>(s).check_indices, "embedding_forward", "token",
-        e.tokens, e.count, part.vocab == 0 ? e.vocab : part.vocab);
+        e.tokens, e.count, part.vocab == 0 ? e.vocab : part.vocab, 0);
   queue(s, "embedding_forward", kernels<EmbeddingKernels>(s).embedding_forward, e);
 }
 
@@ -64,7 +64,7 @@ void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dposition
   e.dtable = ref(dtable);
   if (dpositions.defined()) e.dpositions = ref(dpositions);
   queue(s, "embedding_backward", kernels<IndicesKernels>(s).check_indices, "embedding_backward", "token",
-        e.tokens, e.count, part.vocab == 0 ? e.vocab : part.vocab);
+        e.tokens, e.count, part.vocab == 0 ? e.vocab : part.vocab, 0);
   // CUB's sort has other kernels for other counts and loads them: InOrder.
   const InOrder in_order(s.device(), s.device().first_use({e.count, e.vocab}));
   queue(s, "embedding_backward", kernels<EmbeddingKernels>(s).embedding_backward, e);

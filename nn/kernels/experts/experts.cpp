@@ -79,7 +79,7 @@ ExpertRowsArgs rows_args(Check& check, const Tensor& tokens, const Tensor& copie
 void check_places(Stream& s, const char* op, const char* name, const int32_t* places,
                   const ExpertRowsArgs& a) {
   const int64_t total = a.rows * a.slots;
-  queue(s, op, kernels<IndicesKernels>(s).check_indices, op, name, places, total, total);
+  queue(s, op, kernels<IndicesKernels>(s).check_indices, op, name, places, total, total, 0);
 }
 
 void set_gates(Check& check, ExpertRowsArgs& a, const Tensor& gates) {
@@ -163,7 +163,7 @@ void count_choices(Stream& s, const Tensor& counts, const Tensor& indices, const
                            .indices = indices.data<int32_t>(),
                            .counts = counts.data<int32_t>()};
   queue(s, "count_choices", kernels<IndicesKernels>(s).check_indices, "count_choices", "indices", a.indices,
-        indices.numel(), a.experts);
+        indices.numel(), a.experts, 0);
   queue(s, "count_choices", kernels<ExpertsKernels>(s).count_choices, a);
 }
 
@@ -195,7 +195,7 @@ void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, cons
                          .position = position.data<int32_t>(),
                          .counts = counts.data<int32_t>()};
   queue(s, "sort_by_expert", kernels<IndicesKernels>(s).check_indices, "sort_by_expert", "indices", a.indices,
-        a.count, a.experts);
+        a.count, a.experts, 0);
   const InOrder in_order(s.device(), s.device().first_use({a.count, a.experts}));  // as embedding_backward()
   queue(s, "sort_by_expert", kernels<ExpertsKernels>(s).sort_by_expert, a);
 }

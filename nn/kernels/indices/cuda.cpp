@@ -6,8 +6,8 @@ namespace sherd::cuda {
 namespace {
 
 void check_indices(ExecutionContext& context, const char* op, const char* what, const int32_t* indices,
-                   int64_t count, int64_t bound) {
-  queue_of(context).index_guard().look(context, op, what, indices, count, bound);
+                   int64_t count, int64_t bound, int64_t first) {
+  queue_of(context).index_guard().look(context, op, what, indices, count, bound, first);
 }
 
 }  // namespace

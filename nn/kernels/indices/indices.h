@@ -13,11 +13,11 @@ struct IndicesKernels {
   static const IndicesKernels* cpu();
   static const IndicesKernels* cuda();
 
-  /// Finds an index outside [0, bound). On the CPU it throws InvalidArgument; `op` and `what` are static strings for the
-  /// message. A device that runs beside the host fails the stream at a later call instead; kernels that use the indices
+  /// Finds an index outside [first, bound). On the CPU it throws InvalidArgument; `op` and `what` are static strings for
+  /// the message. A device that runs beside the host fails the stream at a later call instead; kernels that use the indices
   /// skip those outside meanwhile.
   void (*check_indices)(ExecutionContext&, const char* op, const char* what, const int32_t* indices,
-                        int64_t count, int64_t bound);
+                        int64_t count, int64_t bound, int64_t first);
 };
 
 }  // namespace sherd

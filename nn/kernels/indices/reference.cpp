@@ -7,9 +7,9 @@ namespace sherd::reference {
 namespace {
 
 void check_indices(ExecutionContext&, const char* op, const char* what, const int32_t* indices, int64_t count,
-                   int64_t bound) {
+                   int64_t bound, int64_t first) {
   for (int64_t i = 0; i < count; ++i)
-    if (indices[i] < 0 || indices[i] >= bound)
+    if (indices[i] < first || indices[i] >= bound)
       throw InvalidArgument(bad_index(op, what, indices[i], i, bound));
 }
 

@@ -1,5 +1,6 @@
 #include <sherd/nn/kernels/loss/loss.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -44,13 +45,18 @@ void gradient(T* dx, const T* x, int64_t count, const Softmax& of, int64_t targe
   dx[target] = T((p - 1.0f) * scale);
 }
 
-/// Calls f(row, its logits, its softmax) for every row.
+/// Calls f(row, its logits, its softmax) for every row that is learned; others have loss and gradient 0.
 template <class T, class F>
 void for_rows(ExecutionContext& ctx, const CrossEntropyArgs& a, F f) {
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, a.vocab));
   parallel_for(ctx, a.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const T* x = a.logits.as<T>() + i * a.ld;
+      if (a.targets[i] == kIgnoredTarget) {
+        if (a.losses.data != nullptr) a.losses.as<float>()[i] = 0;
+        if (a.dlogits.data != nullptr) std::fill_n(a.dlogits.as<T>() + i * a.ld, a.vocab, T(0.0f));
+        continue;
+      }
       f(i, x, softmax_of(x, a.vocab));
     }
   });

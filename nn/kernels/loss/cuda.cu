@@ -21,6 +21,12 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
   }
   const LogitsRow<T, kAligned> x(a.logits, me.row, a.vocab, a.ld);
   const int64_t target = a.targets[me.row];
+  if (target == kIgnoredTarget) {
+    if (a.losses.data != nullptr && me.thread == 0) static_cast<float*>(a.losses.data)[me.row] = 0;
+    if (a.dlogits.data != nullptr)
+      zero_row<kThreads>(LogitsRow<T, kAligned>(a.dlogits, me.row, a.vocab, a.ld), me.thread);
+    return;
+  }
   const bool known = target >= 0 && target < a.vocab;  // else check_indices has failed the stream
   const float wanted = known ? to_float(x.data[target]) : NAN;
   const Softmax of = softmax_of<kThreads>(x, me.thread, cache, cached);

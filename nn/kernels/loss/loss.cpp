@@ -26,7 +26,8 @@ void cross_entropy(Stream& s, const char* op, void (*kernel)(ExecutionContext&, 
   if (losses) a.losses = ref(*losses);
   if (dlogits) a.dlogits = ref(*dlogits);
   a.scale = scale;
-  queue(s, op, kernels<IndicesKernels>(s).check_indices, op, "target", a.targets, a.rows, a.vocab);
+  queue(s, op, kernels<IndicesKernels>(s).check_indices, op, "target", a.targets, a.rows, a.vocab,
+        kIgnoredTarget);
   queue(s, op, kernel, a);
 }
 

@@ -9,6 +9,9 @@
 
 namespace sherd {
 
+/// Target of a row that is not learned: its loss is 0, and so is its row of dlogits.
+constexpr int32_t kIgnoredTarget = -1;
+
 /// losses[i] = logsumexp(logits[i]) - logits[i][target[i]] (nats).
 /// Backward: dlogits[i] = (softmax(logits[i]) - onehot(target[i])) * scale; dlogits may be logits.
 /// Both at once give the same bits and read the logits once. Rows of logits and dlogits are ld elements apart;
@@ -39,7 +42,7 @@ struct LossKernels {
 namespace ops {
 
 /// logits, dlogits [rows, vocab], both with rows of one length where they are columns of larger matrices; targets
-/// i32 (rows elements), losses f32 [rows]. A target outside [0, vocab) fails the stream with InvalidArgument.
+/// i32 (rows elements), losses f32 [rows]. A target outside [0, vocab) but kIgnoredTarget fails the stream with InvalidArgument.
 void cross_entropy_forward(Stream& s, const Tensor& losses, const Columns& logits, const Tensor& targets);
 void cross_entropy_backward(Stream& s, const Columns& dlogits, const Columns& logits, const Tensor& targets,
                             float scale);

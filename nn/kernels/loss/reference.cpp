@@ -20,7 +20,8 @@ double log_sum_exp(Ref x, int64_t begin, int64_t count) {
 void cross_entropy_forward(ExecutionContext&, const CrossEntropyArgs& a) {
   for (int64_t i = 0; i < a.rows; ++i) {
     const int64_t row = i * a.ld;
-    put(a.losses, i, log_sum_exp(a.logits, row, a.vocab) - get(a.logits, row + a.targets[i]));
+    const bool ignored = a.targets[i] == kIgnoredTarget;
+    put(a.losses, i, ignored ? 0 : log_sum_exp(a.logits, row, a.vocab) - get(a.logits, row + a.targets[i]));
   }
 }
 
@@ -28,9 +29,10 @@ void cross_entropy_backward(ExecutionContext&, const CrossEntropyArgs& a) {
   for (int64_t i = 0; i < a.rows; ++i) {
     const int64_t row = i * a.ld;
     const double lse = log_sum_exp(a.logits, row, a.vocab);
+    const bool ignored = a.targets[i] == kIgnoredTarget;
     for (int64_t j = 0; j < a.vocab; ++j) {
       const double p = std::exp(get(a.logits, row + j) - lse);
-      put(a.dlogits, row + j, (p - (j == a.targets[i] ? 1 : 0)) * a.scale);
+      put(a.dlogits, row + j, ignored ? 0 : (p - (j == a.targets[i] ? 1 : 0)) * a.scale);
     }
   }
 }

@@ -95,6 +95,14 @@ __device__ void scaled_exp(const Row& dx, const Row& x, int thread, const typena
   }
 }
 
+/// Sets this thread's packs to 0.
+template <int kThreads, class Row>
+__device__ void zero_row(const Row& dx, int thread) {
+  using T = std::remove_cvref_t<decltype(*dx.data)>;
+  for (int pack = thread; pack < dx.packs(); pack += kThreads)
+    dx.store(pack, pack_of<T>([](int) { return 0.0f; }));
+}
+
 /// Whether this thread writes element `column` in scaled_exp.
 template <int kThreads, class T>
 __device__ bool owns(int thread, int64_t column) {

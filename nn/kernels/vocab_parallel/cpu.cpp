@@ -44,8 +44,9 @@ void vocab_parallel_combine(ExecutionContext& ctx, const VocabParallelArgs& a) {
         target += stat(p, 2);
       }
       const float log_sum = std::log(sum);
-      a.lse[i] = max + log_sum;
-      a.losses[i] = max - target + log_sum;
+      const bool ignored = a.targets[i] == kIgnoredTarget;
+      a.lse[i] = ignored ? std::numeric_limits<float>::infinity() : max + log_sum;
+      a.losses[i] = ignored ? 0.0f : max - target + log_sum;
     }
   });
 }

@@ -31,8 +31,9 @@ __global__ void combine_rows_of_parts(VocabParallelArgs a) {
     target += stat(p, 2);
   }
   const float log_sum = logf(sum);
-  a.lse[i] = max + log_sum;
-  a.losses[i] = max - target + log_sum;
+  const bool ignored = a.targets[i] == kIgnoredTarget;
+  a.lse[i] = ignored ? INFINITY : max + log_sum;
+  a.losses[i] = ignored ? 0.0f : max - target + log_sum;
 }
 
 template <class T, int kThreads, bool kAligned>

@@ -33,8 +33,9 @@ void vocab_parallel_combine(ExecutionContext&, const VocabParallelArgs& a) {
       sum += stat(p, 1) * std::exp(stat(p, 0) - max);
       target += stat(p, 2);
     }
-    a.lse[i] = static_cast<float>(max + std::log(sum));
-    a.losses[i] = static_cast<float>(max - target + std::log(sum));
+    const bool ignored = a.targets[i] == kIgnoredTarget;
+    a.lse[i] = ignored ? std::numeric_limits<float>::infinity() : static_cast<float>(max + std::log(sum));
+    a.losses[i] = ignored ? 0.0f : static_cast<float>(max - target + std::log(sum));
   }
 }
 

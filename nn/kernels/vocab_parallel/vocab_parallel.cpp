@@ -34,20 +34,23 @@ void vocab_parallel_partial(Stream& s, const Tensor& stats, const Columns& logit
   check.dtype("stats", stats, DType::f32).shape("stats", stats, {a.rows, 3}).done();
   a.stats = stats.data<float>();
   queue(s, "vocab_parallel_partial", kernels<IndicesKernels>(s).check_indices, "vocab_parallel_partial",
-        "target", a.targets, a.rows, part.vocab);
+        "target", a.targets, a.rows, part.vocab, kIgnoredTarget);
   queue(s, "vocab_parallel_partial", kernels<VocabParallelKernels>(s).vocab_parallel_partial, a);
 }
 
-void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, const Tensor& stats) {
+void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, const Tensor& stats,
+                            const Tensor& targets) {
   Check check("vocab_parallel_combine");
   check.dims("stats", stats, 3).dtype("stats", stats, DType::f32);
   VocabParallelArgs a{.rows = stats.size(1), .parts = stats.size(0)};
   check.shape("stats", stats, {a.parts, a.rows, 3});
   check.dtype("losses", losses, DType::f32).count("losses", losses, a.rows);
+  check.dtype("targets", targets, DType::i32).count("targets", targets, a.rows);
   check.dtype("lse", lse, DType::f32).count("lse", lse, a.rows).done();
   a.stats = stats.data<float>();
   a.lse = lse.data<float>();
   a.losses = losses.data<float>();
+  a.targets = targets.data<int32_t>();
   queue(s, "vocab_parallel_combine", kernels<VocabParallelKernels>(s).vocab_parallel_combine, a);
 }
 

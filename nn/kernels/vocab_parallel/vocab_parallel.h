@@ -7,6 +7,7 @@
 #include <sherd/kernels/device/columns.h>
 #include <sherd/kernels/device/ref.h>
 #include <sherd/kernels/device/tensor.h>
+#include <sherd/nn/kernels/loss/loss.h>
 
 namespace sherd {
 
@@ -14,6 +15,7 @@ namespace sherd {
 ///   partial: stats[i] = {max, sum of exp(logits[i] - max), logit of target[i] or 0 when it is not here};
 ///   combine: stats of all parts, [parts, rows, 3], in the order of the parts: lse[i], losses[i] (nats);
 ///   backward: dlogits[i] = (exp(logits[i] - lse[i]) - onehot(target[i])) * scale; dlogits may be logits.
+/// A row whose target is kIgnoredTarget gets lse +inf and loss 0, so its dlogits are zeros.
 /// A part without columns has max -inf and sum 0. Rows of logits and dlogits are ld elements apart, as
 /// CrossEntropyArgs has it.
 struct VocabParallelArgs {
@@ -45,10 +47,11 @@ struct VocabPart {
 };
 /// Each rank's logits [rows, cols] give its stats, f32 [rows, 3]; the stats of all ranks give losses and
 /// log-sum-exp, f32 [rows], in the same bits on every rank; then each rank has its part of the gradient. One
-/// part is cross_entropy to rounding. A target outside [0, vocab) fails the stream with InvalidArgument.
+/// part is cross_entropy to rounding. A target outside [0, vocab) but kIgnoredTarget fails the stream with InvalidArgument.
 void vocab_parallel_partial(Stream& s, const Tensor& stats, const Columns& logits, const Tensor& targets,
                             VocabPart part);
-void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, const Tensor& stats);
+void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, const Tensor& stats,
+                            const Tensor& targets);
 void vocab_parallel_backward(Stream& s, const Columns& dlogits, const Columns& logits, const Tensor& lse,
                              const Tensor& targets, VocabPart part, float scale);
 

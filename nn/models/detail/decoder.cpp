@@ -16,23 +16,24 @@ DecoderLayer::DecoderLayer(const Context& context, const ExpertParallel& ep,
                            const std::shared_ptr<RopeTable>& rope, int64_t number)
     : context_(context) {
   const FamilyNames& names = names_of(context.model.family);
+  const Context layer = context.below(fmt::format("{}.{}", names.layers, number));
   norm1_ = norm(names.norm1);
   norm1_behind_ = norm(names.norm1_behind);
   if (context.model.latent.kv_rank > 0) {
-    latent_ = std::make_unique<LatentSelfAttention>(context, rope);
+    latent_ = std::make_unique<LatentSelfAttention>(layer.below(names.attention), rope);
     child(names.attention, *latent_);
   } else {
     const int64_t window = context.model.has_window(number) ? context.model.window : 0;
-    attention_ = std::make_unique<SelfAttention>(context, rope, window);
+    attention_ = std::make_unique<SelfAttention>(layer.below(names.attention), rope, window);
     child(names.attention, *attention_);
   }
   norm2_ = norm(names.norm2);
   norm2_behind_ = norm(names.norm2_behind);
   if (context.model.has_experts(number)) {
-    mixture_ = std::make_unique<Mixture>(context, ep);
+    mixture_ = std::make_unique<Mixture>(layer.below(names.mlp), ep);
     child(names.mlp, *mixture_);
   } else {
-    mlp_ = std::make_unique<Mlp>(context, context.model.hidden);
+    mlp_ = std::make_unique<Mlp>(layer.below(names.mlp), context.model.hidden);
     child(names.mlp, *mlp_);
   }
 }
@@ -46,13 +47,14 @@ Norm DecoderLayer::norm(const char* name) {
 }
 
 Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
-                          KvCache::Layer* cache) {
+                          const Tensor& starts, KvCache::Layer* cache) {
   const Var in = norm1_.defined() ? norm1_(x, rows) : x;
   if (norm1_behind_.defined()) {
-    const Var mid = x + norm1_behind_((*attention_)(rows, Var(), in, batch, cache), rows);
+    const Var mid = x + norm1_behind_((*attention_)(rows, Var(), in, batch, starts, cache), rows);
     return mid + norm2_behind_((*mlp_)(rows, Var(), norm2_.defined() ? norm2_(mid, rows) : mid), rows);
   }
-  const Var mid = latent_ ? (*latent_)(rows, x, in, batch, cache) : (*attention_)(rows, x, in, batch, cache);
+  const Var mid = latent_ ? (*latent_)(rows, x, in, batch, starts, cache)
+                          : (*attention_)(rows, x, in, batch, starts, cache);
   return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), balance)
                   : (*mlp_)(rows, mid, norm2_(mid, rows));
 }
@@ -68,7 +70,7 @@ float embedding_scale(const ModelDescription& m, DType dtype) {
 }  // namespace
 
 Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
-    : context_{m, o.tp, layout_of(m)},
+    : context_{m, o.tp, layout_of(m), o.lora.rank > 0 ? std::make_shared<Adapters>(o.lora) : nullptr, {}},
       all_ranks_(o.ep.all ? o.ep.all : o.tp.comm),
       logits_chunk_(o.logits_chunk),
       sequence_parallel_(o.sequence_parallel),
@@ -88,6 +90,14 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
   if (is_gpt2(m)) norm_.bias = param(std::string(names.norm) + ".bias", {m.dim}, constant(0));
   head_ = m.tied ? tie(weight(names.head), table_)
                  : vocabulary_.cut(param(weight(names.head), rows, context_.values()));
+  if (!context_.adapters) return;
+  if (context_.adapters->empty())
+    throw InvalidArgument(
+        fmt::format("causal_model: the adapters' targets '{}' match no matrix of attention or dense MLP, as "
+                    "\"model.layers.0.self_attn.{}\" is one",
+                    o.lora.targets, is_deepseek(m) ? "kv_b_proj" : "q_proj"));
+  for (auto& [name, p] : named_parameters())
+    if (!is_adapter(name)) p.freeze();
 }
 
 void Decoder::set_recompute(bool on) {
@@ -106,7 +116,9 @@ Var Decoder::embedded(const Var& tokens, int64_t first, const SequenceRows& rows
          Var(positions_.data().rows(first, first + tokens.size(1)));
 }
 
-Var Decoder::hidden(const Var& tokens, float loss_scale, KvCache* cache) {
+Var Decoder::hidden(const Var& tokens, float balance_scale, const Tensor& starts, KvCache* cache) {
+  if (starts.defined() && positions_.defined())
+    throw NotSupported("causal model: learned positions do not restart for each document in a row");
   int64_t first = 0;
   if (cache != nullptr) {
     if (cache->layers() != static_cast<int64_t>(layers_.size()))
@@ -126,8 +138,8 @@ Var Decoder::hidden(const Var& tokens, float loss_scale, KvCache* cache) {
   if (is_gemma(context_.model)) x = nn::scale(x, embedding_scale(context_.model, x.value().dtype()));
   const auto loads = std::make_shared<LayerLoads>(static_cast<int>(layers_.size()));
   for (size_t i = 0; i < layers_.size(); ++i)
-    x = layers_[i](x, rows, tokens.size(0), balance_of(static_cast<int>(i), loss_scale, loads, tokens),
-                   cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
+    x = layers_[i](x, rows, tokens.size(0), balance_of(static_cast<int>(i), balance_scale, loads, tokens),
+                   starts, cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
   return norm_(x, rows);
 }
 
@@ -159,9 +171,14 @@ void Decoder::update_selection_bias(const Tensor& skip) {
                                  static_cast<float>(context_.model.mixture.bias_speed), skip);
 }
 
-CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, float scale) {
-  return vocab_parallel_linear_cross_entropy(vocabulary_, hidden(tokens, scale), head_, targets, scale,
-                                             logits_chunk_, sequence_parallel_);
+CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
+                              const Tensor& starts) {
+  return vocab_parallel_linear_cross_entropy(vocabulary_, hidden(tokens, scale.balance, starts), head_,
+                                             targets, scale.loss, logits_chunk_, sequence_parallel_);
+}
+
+void Decoder::fold_adapters() {
+  if (context_.adapters) context_.adapters->fold(runtime_of(*this));
 }
 
 Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {
@@ -169,7 +186,7 @@ Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {
     throw ShapeMismatch(
         fmt::format("causal model: the tokens to continue are {}, must be [1, rows] of at least one row",
                     sherd::to_string(tokens.shape())));
-  const Var x = hidden(tokens, 0, cache);
+  const Var x = hidden(tokens, 0, {}, cache);
   return vocab_parallel_logits(vocabulary_, rows(x, x.size(0) - 1, x.size(0)), head_);
 }
 

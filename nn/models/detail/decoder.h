@@ -20,9 +20,10 @@ class DecoderLayer : public Module<DecoderLayer> {
  public:
   DecoderLayer(const Context& context, const ExpertParallel& ep, const std::shared_ptr<RopeTable>& rope,
                int64_t number);
+  /// @param starts as AttentionOptions::starts
   /// @param cache of this layer, for generation; null: sequences from their beginning.
   Var forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
-              KvCache::Layer* cache = nullptr);
+              const Tensor& starts = {}, KvCache::Layer* cache = nullptr);
   /// That attention sees on this rank, and their width.
   int64_t cached_heads() const { return latent_ ? latent_->cached_heads() : attention_->cached_heads(); }
   int64_t cached_width() const { return latent_ ? latent_->cached_width() : attention_->cached_width(); }
@@ -45,7 +46,8 @@ class DecoderLayer : public Module<DecoderLayer> {
 class Decoder : public CausalModel {
  public:
   Decoder(const ModelDescription& description, const CausalModelOptions& options);
-  CrossEntropy forward(const Var& tokens, const Tensor& targets, float scale) override;
+  CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
+                       const Tensor& starts) override;
   Tensor forward(const Tensor& tokens) override;
   Tensor forward(const Tensor& tokens, KvCache* cache) override;
   KvCache make_cache(Device& device, int64_t capacity, DType dtype) const override;
@@ -54,11 +56,12 @@ class Decoder : public CausalModel {
   ModuleBase* experts(size_t i) override { return layers_[i].experts(); }
   void set_recompute(bool on) override;
   void update_selection_bias(const Tensor& skip) override;
+  void fold_adapters() override;
 
  private:
   /// How rows lie in a forward of these tokens; with a cache they are whole on every rank.
   SequenceRows rows_of(const Tensor& tokens, const KvCache* cache = nullptr) const;
-  Var hidden(const Var& tokens, float loss_scale, KvCache* cache = nullptr);
+  Var hidden(const Var& tokens, float balance_scale, const Tensor& starts = {}, KvCache* cache = nullptr);
   /// What a forward of so many sequences tells its mixtures.
   LayerBalance balance_of(int layer, float loss_scale, const std::shared_ptr<LayerLoads>& loads,
                           const Var& tokens);

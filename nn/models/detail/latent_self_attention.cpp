@@ -15,6 +15,11 @@ namespace {
 // Of the norms of narrow products, whatever norm_eps says.
 constexpr float kLatentNormEps = 1e-6f;
 
+// linear() with adapters of w.
+Var adapted(const Var& x, const Parameter& w, const Parameter& bias, const std::vector<Adapter>& adapters) {
+  return add_adapters(linear(x, w, bias), x, adapters);
+}
+
 // A matrix for each head's keys and one for its values.
 RowBlocks key_value_blocks(int64_t heads, int64_t nope, int64_t value) {
   RowBlocks blocks;
@@ -59,6 +64,16 @@ LatentSelfAttention::LatentSelfAttention(const Context& context, std::shared_ptr
   kv_b_ = tp.cut(kv_b, 0);
   out_ = tp.cut(matrix("o_proj", m.dim, heads_ * l.value), 1);
   if (m.out_bias) out_bias_ = param("o_proj.bias", {m.dim}, constant(0));
+  const auto adapt = [&](std::vector<Adapter>& to, const char* name, const Parameter& weight, WeightCut cut) {
+    context.adapt(to, name, weight, cut, 0, [this](std::string local, Shape shape, Init init) {
+      return param(std::move(local), std::move(shape), std::move(init));
+    });
+  };
+  if (l.q_rank > 0) adapt(q_a_adapters_, "q_a_proj", q_a_, WeightCut::none);
+  adapt(q_b_adapters_, l.q_rank > 0 ? "q_b_proj" : "q_proj", q_b_, WeightCut::out);
+  adapt(kv_a_adapters_, "kv_a_proj_with_mqa", kv_a_, WeightCut::none);
+  adapt(kv_b_adapters_, "kv_b_proj", kv_b_, WeightCut::out);
+  adapt(out_adapters_, "o_proj", out_, WeightCut::in);
 }
 
 int64_t LatentSelfAttention::cached_width() const {
@@ -67,35 +82,38 @@ int64_t LatentSelfAttention::cached_width() const {
 }
 
 Var LatentSelfAttention::queries(const SequenceRows::Entered& x) const {
-  if (!q_a_.defined()) return linear(x.cut, q_b_);
-  return linear(context_.tp.copied(rms_norm(linear(x.whole, q_a_, q_a_bias_), q_a_norm_, kLatentNormEps)),
-                q_b_);
+  if (!q_a_.defined()) return adapted(x.cut, q_b_, {}, q_b_adapters_);
+  const Var narrow = adapted(x.whole, q_a_, q_a_bias_, q_a_adapters_);
+  return adapted(context_.tp.copied(rms_norm(narrow, q_a_norm_, kLatentNormEps)), q_b_, {}, q_b_adapters_);
 }
 
 Var LatentSelfAttention::forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-                                 KvCache::Layer* cache) {
+                                 const Tensor& starts, KvCache::Layer* cache) {
   const ModelDescription& m = context_.model;
   const LatentDescription& l = m.latent;
   const TensorParallel& tp = context_.tp;
   // From what is whole to the heads of each rank: gradients of the latter are summed over the ranks, and those of the
   // narrow products and of x are the same on all of them.
   const SequenceRows::Entered in = rows.enter_both(x);
-  const std::vector<Var> compressed = split_columns(linear(in.whole, kv_a_, kv_a_bias_), {l.kv_rank, l.rope});
-  const Var kv = linear(tp.copied(rms_norm(compressed[0], kv_a_norm_, kLatentNormEps)), kv_b_);
+  const std::vector<Var> compressed =
+      split_columns(adapted(in.whole, kv_a_, kv_a_bias_, kv_a_adapters_), {l.kv_rank, l.rope});
+  const Var kv =
+      adapted(tp.copied(rms_norm(compressed[0], kv_a_norm_, kLatentNormEps)), kv_b_, {}, kv_b_adapters_);
   LatentAttentionOptions options{.heads = {.batch = batch,
                                            .heads = heads_,
                                            .nope = l.nope,
                                            .rope = l.rope,
                                            .value = l.value,
                                            .interleaved = l.interleaved},
-                                 .cache = cache};
+                                 .cache = cache,
+                                 .starts = starts};
   if (m.rope.yarn) {
     options.heads.rotation_scale = static_cast<float>(m.rope.yarn->rotation_scale());
     options.score_scale = static_cast<float>(m.rope.yarn->score_scale());
   }
   const Var seen =
       latent_attention(queries(in), kv, tp.copied(compressed[1]), rope_->on(kv.device()), options);
-  return add_row_parallel(context_, rows, residual, seen, out_, out_bias_);
+  return add_row_parallel(context_, rows, residual, seen, out_, out_bias_, out_adapters_);
 }
 
 }  // namespace sherd::nn::detail

@@ -20,7 +20,7 @@ class LatentSelfAttention : public Module<LatentSelfAttention> {
  public:
   LatentSelfAttention(const Context& context, std::shared_ptr<RopeTable> rope);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-              KvCache::Layer* cache = nullptr);
+              const Tensor& starts = {}, KvCache::Layer* cache = nullptr);
   int64_t cached_heads() const { return heads_; }
   /// Of a cached key or value.
   int64_t cached_width() const;
@@ -34,6 +34,7 @@ class LatentSelfAttention : public Module<LatentSelfAttention> {
   Parameter q_a_, q_a_bias_, q_a_norm_, q_b_;  // q_b alone without a rank of queries
   Parameter kv_a_, kv_a_bias_, kv_a_norm_, kv_b_;
   Parameter out_, out_bias_;
+  std::vector<Adapter> q_a_adapters_, q_b_adapters_, kv_a_adapters_, kv_b_adapters_, out_adapters_;
 };
 
 }  // namespace sherd::nn::detail

@@ -55,7 +55,7 @@ Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
     bias_ = buffer("gate.e_score_correction_bias", {m.experts}, DType::f32, constant(0));
   child("experts", experts_);
   if (m.shared == 0) return;
-  shared_ = std::make_unique<Mlp>(context, m.shared * m.hidden);
+  shared_ = std::make_unique<Mlp>(context.below("shared_experts"), m.shared * m.hidden);
   child("shared_experts", *shared_);
 }
 

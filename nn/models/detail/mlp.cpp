@@ -15,17 +15,22 @@ Mlp::Mlp(const Context& context, int64_t hidden_of_all) : context_(context) {
   const FamilyNames& names = names_of(m.family);
   const TensorParallel& tp = context.tp;
   const int64_t hidden = tp.share(hidden_of_all);
+  const auto declare = [this](std::string name, Shape shape, Init init) {
+    return param(std::move(name), std::move(shape), std::move(init));
+  };
   for (const char* name : {names.gate, names.up}) {
     if (name == nullptr) continue;
     in_.push_back(
         tp.cut(param(std::string(name) + ".weight", context.weight(m.dim, hidden), context.values()),
                context.out_dim()));
+    context.adapt(in_adapters_, name, in_.back(), WeightCut::out, (std::ssize(in_) - 1) * hidden, declare);
     if (m.mlp_bias)
       in_biases_.push_back(tp.cut(param(std::string(name) + ".bias", {hidden}, constant(0)), 0));
   }
   down_ = tp.cut(
       param(std::string(names.down) + ".weight", context.weight(hidden, m.dim), context.residual_values()),
       context.in_dim());
+  context.adapt(down_adapters_, names.down, down_, WeightCut::in, 0, declare);
   if (m.mlp_bias) down_bias_ = param(std::string(names.down) + ".bias", {m.dim}, constant(0));
 }
 
@@ -39,9 +44,11 @@ Var Mlp::forward(const SequenceRows& rows, const Var& residual, const Var& x) {
   if (!gated && context_.tp.size() == 1)
     return gelu_mlp(residual, x, {in_[0], in_biases_.empty() ? Parameter() : in_biases_[0]},
                     {down_, down_bias_}, context_.layout);
-  const Var in = packed_linear(rows.enter(x), in_, in_biases_, context_.layout);
-  if (!gated || down_bias_.defined() || is_gemma(context_.model))
-    return add_row_parallel(context_, rows, residual, activated(in), down_, down_bias_);
+  const Var entered = rows.enter(x);
+  const Var in =
+      add_adapters(packed_linear(entered, in_, in_biases_, context_.layout), entered, in_adapters_);
+  if (!gated || down_bias_.defined() || !down_adapters_.empty() || is_gemma(context_.model))
+    return add_row_parallel(context_, rows, residual, activated(in), down_, down_bias_, down_adapters_);
   if (context_.tp.size() == 1) return swiglu_linear(in, down_, residual);
   return residual + rows.leave(swiglu_linear(in, down_));
 }

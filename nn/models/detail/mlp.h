@@ -21,6 +21,7 @@ class Mlp : public Module<Mlp> {
   Context context_;
   std::vector<Parameter> in_, in_biases_;  // gate and up, or up alone
   Parameter down_, down_bias_;
+  std::vector<Adapter> in_adapters_, down_adapters_;
 };
 
 }  // namespace sherd::nn::detail

@@ -50,6 +50,17 @@ Shape Context::weight(int64_t in, int64_t out) const {
   return layout == WeightLayout::out_in ? Shape{out, in} : Shape{in, out};
 }
 
+Context Context::below(const std::string& name) const {
+  Context c = *this;
+  c.path += name + ".";
+  return c;
+}
+
+void Context::adapt(std::vector<Adapter>& to, const char* name, const Parameter& weight, WeightCut cut,
+                    int64_t column, const Adapters::Declare& declare) const {
+  if (adapters) adapters->add(to, path, name, weight, cut, column, tp, declare);
+}
+
 Init Context::values() const { return normal(model.init_std); }
 
 // (Radford et al., Language Models are Unsupervised Multitask Learners, 2019: by the square root of the
@@ -60,7 +71,12 @@ Init Context::residual_values() const {
 }
 
 Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var& residual, const Var& x,
-                     const Parameter& w, const Parameter& bias) {
+                     const Parameter& w, const Parameter& bias, const std::vector<Adapter>& adapters) {
+  if (!adapters.empty()) {
+    const Var sum = rows.leave(add_adapters(packed_linear(x, {w}), x, adapters));
+    const Var with_bias = bias.defined() ? add_bias(sum, bias, rows.partial()) : sum;
+    return residual.defined() ? residual + with_bias : with_bias;
+  }
   if (context.layout == WeightLayout::out_in && residual.defined() && !bias.defined() && !rows.splits())
     return nn::add_row_parallel(context.tp, residual, x, w);
   if (context.tp.size() == 1) return add_affine(residual, x, {w, bias}, context.layout);

@@ -1,10 +1,15 @@
 // Parts that the modules of a decoder share: normalisations, and products that end in the residual stream.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <sherd/nn/detail/packed_linear.h>
 #include <sherd/nn/models/description.h>
+#include <sherd/nn/models/detail/adapters.h>
 #include <sherd/nn/sequence_parallel.h>
 
 namespace sherd::nn::detail {
@@ -24,11 +29,18 @@ struct Context {
   ModelDescription model{};
   TensorParallel tp{};
   WeightLayout layout = WeightLayout::out_in;
+  std::shared_ptr<Adapters> adapters = nullptr;  // of the model; null: none
+  std::string path = {};                         // of the module that is built, "model.layers.0.mlp."
 
   /// The shape of a weight of so many inputs and outputs, and the dimensions that they are.
   Shape weight(int64_t in, int64_t out) const;
   int in_dim() const { return layout == WeightLayout::out_in ? 1 : 0; }
   int out_dim() const { return 1 - in_dim(); }
+  /// The same for a module below the one that this is of.
+  Context below(const std::string& name) const;
+  /// Adds the adapter of `weight` to `to`, where there are adapters; see Adapters::add().
+  void adapt(std::vector<Adapter>& to, const char* name, const Parameter& weight, WeightCut cut,
+             int64_t column, const Adapters::Declare& declare) const;
   /// First values of matrices, and of those that add to the residual stream.
   Init values() const;
   Init residual_values() const;
@@ -41,7 +53,8 @@ struct Context {
 /// residual + the sum over the ranks of x w^T + bias: x holds all rows and some inputs on each rank, w is cut
 /// along the inputs, and the bias, if there is one, is whole. Residual and result lie as `rows` says. The residual
 /// may be undefined: nothing is added.
+/// @param adapters of w
 Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var& residual, const Var& x,
-                     const Parameter& w, const Parameter& bias);
+                     const Parameter& w, const Parameter& bias, const std::vector<Adapter>& adapters);
 
 }  // namespace sherd::nn::detail

@@ -39,13 +39,26 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
                 context.in_dim());
   if (m.out_bias) out_bias_ = param(std::string(names.out) + ".bias", {m.dim}, constant(0));
   if (is_gpt_oss(m)) sinks_ = tp.cut(param("sinks", {heads_}, context.values()), 0);
+  const auto declare = [this](std::string name, Shape shape, Init init) {
+    return param(std::move(name), std::move(shape), std::move(init));
+  };
+  const int64_t queries = whole ? 0 : heads_ * m.head_dim;
+  std::vector<Adapter>& of_keys = whole ? shared_adapters_ : adapters_;
+  const WeightCut keys_cut = whole ? WeightCut::none : WeightCut::out;
+  context.adapt(adapters_, names.q, weights_[0], WeightCut::out, 0, declare);
+  context.adapt(of_keys, names.k, weights_[1], keys_cut, queries, declare);
+  context.adapt(of_keys, names.v, weights_[2], keys_cut, queries + local_kv * m.head_dim, declare);
+  context.adapt(out_adapters_, names.out, out_, WeightCut::in, 0, declare);
   if (!m.qk_norm) return;
   q_norm_ = param("q_norm.weight", {is_olmo(m) ? heads_ * m.head_dim : m.head_dim}, context.norm_values());
   k_norm_ = param("k_norm.weight", {is_olmo(m) ? kv_heads_ * m.head_dim : m.head_dim}, context.norm_values());
 }
 
 Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
-  if (shared_.empty()) return packed_linear(rows.enter(x), weights_, biases_, context_.layout);
+  if (shared_.empty()) {
+    const Var in = rows.enter(x);
+    return add_adapters(packed_linear(in, weights_, biases_, context_.layout), in, adapters_);
+  }
   const auto of = [&](const Var& in, size_t begin, size_t end) {
     const auto part = [&](const std::vector<Parameter>& all) {
       const auto at = [&](size_t i) { return all.begin() + static_cast<std::ptrdiff_t>(i); };
@@ -56,11 +69,13 @@ Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
   // Whole on every rank, from what is whole: the gradients of k and v are summed over the ranks' queries, and
   // those of their weights and of x are the same on all ranks.
   const auto [cut, all] = rows.enter_both(x);
-  return with_key_heads(of(cut, 0, 1), context_.tp.copied(of(all, 1, 3)), shared_, context_.model.head_dim);
+  const Var keys = add_adapters(of(all, 1, 3), all, shared_adapters_);
+  return with_key_heads(add_adapters(of(cut, 0, 1), cut, adapters_), context_.tp.copied(keys), shared_,
+                        context_.model.head_dim);
 }
 
 Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-                           KvCache::Layer* cache) {
+                           const Tensor& starts, KvCache::Layer* cache) {
   const ModelDescription& m = context_.model;
   Var packed = qkv(rows, x);
   if (m.qk_norm && is_olmo(m))
@@ -83,8 +98,9 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
                                       .max_logits = {},
                                       .window = window_,
                                       .sinks = sinks_,
-                                      .cache = cache});
-  return add_row_parallel(context_, rows, residual, seen, out_, out_bias_);
+                                      .cache = cache,
+                                      .starts = starts});
+  return add_row_parallel(context_, rows, residual, seen, out_, out_bias_, out_adapters_);
 }
 
 }  // namespace sherd::nn::detail

@@ -20,7 +20,7 @@ class SelfAttention : public Module<SelfAttention> {
   /// @param window as AttentionOptions::window
   SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope, int64_t window = 0);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-              KvCache::Layer* cache = nullptr);
+              const Tensor& starts = {}, KvCache::Layer* cache = nullptr);
   /// That this rank's queries see.
   int64_t cached_heads() const { return kv_heads_; }
   int64_t cached_width() const { return context_.model.head_dim; }
@@ -35,6 +35,9 @@ class SelfAttention : public Module<SelfAttention> {
   std::vector<int64_t> shared_;              // key heads that it takes of all; empty: it has its own
   int64_t kv_heads_;                         // of what attention() gets
   std::vector<Parameter> weights_, biases_;  // q, k, v
+  // Of what qkv() computes in one product: q, k and v, or q alone, then k and v.
+  std::vector<Adapter> adapters_, shared_adapters_;
+  std::vector<Adapter> out_adapters_;
   Parameter out_, out_bias_, q_norm_, k_norm_, sinks_;
 };
 

@@ -232,13 +232,14 @@ class PlannedModel final : public nn::CausalModel {
     if (p.has_head) head_ = param("lm_head.weight", {p.vocab, p.dim}, first_weights());
   }
 
-  nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, float scale) override {
+  nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, nn::ObjectiveScale scale,
+                           const Tensor&) override {
     const Tensor ids = tokens.value();
     Var x = p_.embeds ? nn::embedding(tokens, table_)
                       : Var(activation_like(ids, {ids.numel(), p_.dim}, DType::f32));  // of the stage before
     for (PlannedBlock& b : blocks_) x = b(x, ids.size(0));
     x = nn::rms_norm(x, norm_);
-    if (p_.has_head) return nn::linear_cross_entropy(x, head_, targets, scale, kLogitsChunk);
+    if (p_.has_head) return nn::linear_cross_entropy(x, head_, targets, scale.loss, kLogitsChunk);
     const Tensor losses = activation_like(ids, {ids.numel()}, DType::f32);
     return {nn::sum(nn::cast(x, DType::f32)), losses};
   }

@@ -166,7 +166,7 @@ struct Results {
 
 /// A forward and a backward pass; all tensors begin `shift` elements into their memory.
 Results both_passes(Lab& lab, const Case& c, const Floats& qkv_values, const Floats& dout_values,
-                    int64_t shift = 0) {
+                    int64_t shift = 0, const std::vector<int32_t>& starts = {}) {
   auto empty = [&](Shape shape, DType type) {
     const int64_t n = numel_of(shape);
     return lab.empty({n + shift}, type).flat(shift, n + shift).view(std::move(shape));
@@ -181,8 +181,9 @@ Results both_passes(Lab& lab, const Case& c, const Floats& qkv_values, const Flo
   Tensor out = empty(c.narrow(), c.dtype), lse = empty(c.sums(), DType::f32), dqkv = empty(c.wide(), c.dtype);
   Tensor max_logits = empty({c.heads}, DType::f32);
   ops::fill(lab.s, max_logits, -1e30);
-  ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads, c.kv_heads, max_logits);
-  ops::attention_backward(lab.s, dqkv, dout, out, lse, qkv, c.batch, c.heads, c.kv_heads);
+  const Tensor first = starts.empty() ? Tensor() : lab.ints({c.batch, c.seq}, starts);
+  ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads, c.kv_heads, max_logits, 0, first);
+  ops::attention_backward(lab.s, dqkv, dout, out, lse, qkv, c.batch, c.heads, c.kv_heads, 0, first);
   return {lab.floats(out), lab.floats(lse), lab.floats(dqkv), lab.floats(max_logits)};
 }
 
@@ -276,6 +277,53 @@ TEST(Attention, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
       }
     }
   }
+}
+
+// Lengths of documents: blocks of rows begin inside, at, and behind the beginning of one.
+TEST(Attention, DocumentsInARowAreThoseOfRowsOfTheirOwn) {
+  if (kCuda) GTEST_SKIP() << "no CUDA kernel";
+  const std::vector<int64_t> lengths{1, 62, 1, 5, 128, 53, 3, 111, 136};
+  const int64_t seq = 250;  // of two rows
+  std::vector<int32_t> starts;
+  for (const int64_t n : lengths)
+    starts.insert(starts.end(), static_cast<size_t>(n), static_cast<int32_t>(std::ssize(starts) % seq));
+  for (const char* kernels : {kFast, "reference"})
+    for (const Case& c : std::vector<Case>{{2, seq, 2, 16, DType::f32},
+                                           {2, seq, 4, 24, DType::f32, 1, 2},
+                                           {2, seq, 2, 16, DType::bf16},
+                                           {2, seq, 4, 32, DType::bf16, 1, 1}}) {
+      Lab lab(kernels);
+      const Floats qkv = normal(numel_of(c.wide()), 1), dout = normal(numel_of(c.narrow()), 2);
+      const Results packed = both_passes(lab, c, qkv, dout, 0, starts);
+      const int64_t wide = c.columns(), narrow = c.heads * c.dim;
+      const bool f32 = c.dtype == DType::f32;
+      int64_t at = 0;
+      for (const int64_t n : lengths) {
+        const Results alone =
+            both_passes(lab, {1, n, c.heads, c.dim, c.dtype, 1, c.kv_heads}, part(qkv, at * wide, n * wide),
+                        part(dout, at * narrow, n * narrow));
+        expect_close(part(packed.out, at * narrow, n * narrow), alone.out, f32 ? 1e-5 : bf16_forward(1),
+                     name(c));
+        expect_close(part(packed.dqkv, at * wide, n * wide), alone.dqkv,
+                     c.growth() * (f32 ? 2e-5 : bf16_backward(1)), name(c));
+        at += n;
+      }
+    }
+}
+
+TEST(Attention, OneDocumentInARowHasTheBitsOfNone) {
+  if (kCuda) GTEST_SKIP() << "no CUDA kernel";
+  for (const char* kernels : {kFast, "reference"})
+    for (const DType t : {DType::f32, DType::bf16}) {
+      Lab lab(kernels);
+      const Case c{2, 150, 2, 24, t};
+      const Floats qkv = normal(numel_of(c.wide()), 1), dout = normal(numel_of(c.narrow()), 2);
+      const Results with = both_passes(lab, c, qkv, dout, 0, std::vector<int32_t>(300, 0)),
+                    without = both_passes(lab, c, qkv, dout);
+      EXPECT_EQ(bits(with.out), bits(without.out)) << kernels;
+      EXPECT_EQ(bits(with.dqkv), bits(without.dqkv)) << kernels;
+      EXPECT_EQ(bits(with.max_logits), bits(without.max_logits)) << kernels;
+    }
 }
 
 TEST(Attention, IsCausal) {

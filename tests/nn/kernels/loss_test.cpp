@@ -68,6 +68,45 @@ TEST(CrossEntropy, LongRowsMatchReference) {
   }
 }
 
+// Of rows that are learned, the bits are those without a mask.
+TEST(CrossEntropy, RowsThatAreNotLearnedHaveNeitherLossNorGradient) {
+  for (const char* kernels : {kFast, "reference"})
+    for (DType t : {DType::f32, DType::bf16})
+      for (int64_t vocab : {1, 7, 257, 5001}) {
+        Lab lab(kernels);
+        const int64_t rows = 10;
+        const Tensor logits = lab.random({rows, vocab}, 1, t, 4), all = lab.empty({rows}),
+                     some = lab.empty({rows});
+        const Tensor d_all = lab.empty({rows, vocab}, t), d_some = lab.empty({rows, vocab}, t),
+                     apart = lab.empty({rows, vocab}, t);
+        const Tensor masked = lab.ints({rows}, masked_targets(rows, vocab)), losses = lab.empty({rows});
+        ops::cross_entropy_forward_backward(lab.s, all, d_all, logits, lab.ints({rows}, targets(rows, vocab)),
+                                            0.25f);
+        ops::cross_entropy_forward_backward(lab.s, some, d_some, logits, masked, 0.25f);
+        ops::cross_entropy_forward(lab.s, losses, logits, masked);
+        ops::cross_entropy_backward(lab.s, apart, logits, masked, 0.25f);
+        Floats want = lab.floats(all), want_d = lab.floats(d_all);
+        for (int64_t i = 0; i < rows; i += 3) {
+          want[static_cast<size_t>(i)] = 0;
+          std::fill_n(want_d.begin() + i * vocab, vocab, 0.0f);
+        }
+        EXPECT_EQ(bits(lab.floats(some)), bits(want)) << kernels << vocab;
+        EXPECT_EQ(bits(lab.floats(d_some)), bits(want_d)) << kernels << vocab;
+        EXPECT_EQ(bits(lab.floats(losses)), bits(want)) << kernels << vocab;
+        EXPECT_EQ(bits(lab.floats(apart)), bits(want_d)) << kernels << vocab;
+      }
+}
+
+TEST(CrossEntropy, WithoutARowThatIsLearnedEverythingIsZero) {
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    const Tensor logits = lab.random({3, 33}, 1, DType::f32, 4), losses = lab.empty({3});
+    ops::cross_entropy_forward_backward(lab.s, losses, logits, logits, lab.ints({3}, {-1, -1, -1}), 1);
+    EXPECT_EQ(lab.floats(losses), Floats(3, 0.0f)) << kernels;
+    EXPECT_EQ(lab.floats(logits), Floats(99, 0.0f)) << kernels;
+  }
+}
+
 // Where a device's exponential has no numbers below 2^-126, it gives zeros.
 TEST(CrossEntropy, ProbabilitiesWithoutANormalNumberAreWithinTheSmallest) {
   const int64_t vocab = 96;

@@ -7,14 +7,19 @@
 namespace sherd::test {
 namespace {
 
+// Targets, of which every third is not learned if `masked`.
+Tensor wanted(Lab& lab, int64_t rows, int64_t vocab, bool masked) {
+  return lab.ints({rows}, masked ? masked_targets(rows, vocab) : targets(rows, vocab));
+}
+
 struct Both {
   Floats losses, d;
 };
 
-Both whole(Lab& lab, int64_t rows, const Floats& values, DType t) {
+Both whole(Lab& lab, int64_t rows, const Floats& values, DType t, bool masked = false) {
   const int64_t vocab = static_cast<int64_t>(values.size()) / std::max<int64_t>(rows, 1);
   const Tensor logits = lab.tensor({rows, vocab}, values, t), losses = lab.empty({rows});
-  const Tensor want = lab.ints({rows}, targets(rows, vocab));
+  const Tensor want = wanted(lab, rows, vocab, masked);
   ops::cross_entropy_forward(lab.s, losses, logits, want);
   ops::cross_entropy_backward(lab.s, logits, logits, want, 0.25f);
   return {lab.floats(losses), lab.floats(logits)};
@@ -22,10 +27,10 @@ Both whole(Lab& lab, int64_t rows, const Floats& values, DType t) {
 
 // Columns cut at `cuts` (0, ..., vocab), as matrices of their own or of rows with room behind them.
 Both in_parts(Lab& lab, int64_t rows, const Floats& values, DType t, const std::vector<int64_t>& cuts,
-              bool room = false) {
+              bool room = false, bool masked = false) {
   const int64_t vocab = cuts.back(), parts = static_cast<int64_t>(cuts.size()) - 1;
   const Tensor stats = lab.empty({parts, rows, 3}), losses = lab.empty({rows}), lse = lab.empty({rows});
-  const Tensor want = lab.ints({rows}, targets(rows, vocab));
+  const Tensor want = wanted(lab, rows, vocab, masked);
   std::vector<ops::Columns> logits;
   for (size_t p = 0; p + 1 < cuts.size(); ++p) {
     Floats mine;
@@ -39,7 +44,7 @@ Both in_parts(Lab& lab, int64_t rows, const Floats& values, DType t, const std::
     ops::vocab_parallel_partial(lab.s, stats.flat(at, at + rows * 3).view({rows, 3}), logits.back(), want,
                                 {cuts[p], vocab});
   }
-  ops::vocab_parallel_combine(lab.s, losses, lse, stats);
+  ops::vocab_parallel_combine(lab.s, losses, lse, stats, want);
   Both both{lab.floats(losses), Floats(static_cast<size_t>(rows * vocab))};
   for (size_t p = 0; p < logits.size(); ++p) {
     ops::vocab_parallel_backward(lab.s, logits[p], logits[p], lse, want, {cuts[p], vocab}, 0.25f);
@@ -71,6 +76,20 @@ TEST(VocabParallel, PartsAgreeWithTheWhole) {
         }
       }
     }
+  }
+}
+
+TEST(VocabParallel, RowsThatAreNotLearnedHaveNeitherLossNorGradient) {
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    const int64_t rows = 19, vocab = 37;
+    const Floats values = normal(rows * vocab, 1, 1.0f);
+    const Both want = whole(lab, rows, values, DType::f32, true);
+    const Both got = in_parts(lab, rows, values, DType::f32, {0, 18, 37}, false, true);
+    expect_close(got.losses, want.losses, 3e-6, kernels);
+    expect_close(got.d, want.d, 4e-7, kernels);  // as of rows that are learned
+    EXPECT_EQ(got.losses[0], 0.0f) << kernels;
+    for (int64_t j = 0; j < vocab; ++j) EXPECT_EQ(got.d[static_cast<size_t>(j)], 0.0f) << kernels;
   }
 }
 
@@ -111,7 +130,7 @@ TEST(VocabParallel, WrongArgumentsAreRefused) {
   EXPECT_THROW(ops::vocab_parallel_partial(lab.s, stats, logits, lab.ints({3}, {0, 0, 0}), {0, 8}),
                ShapeMismatch);
   EXPECT_THROW(ops::vocab_parallel_partial(lab.s, stats, logits, want, {5, 8}), InvalidArgument);
-  EXPECT_THROW(ops::vocab_parallel_combine(lab.s, lse, lse, stats), ShapeMismatch);
+  EXPECT_THROW(ops::vocab_parallel_combine(lab.s, lse, lse, stats, want), ShapeMismatch);
   EXPECT_THROW(ops::vocab_parallel_backward(lab.s, lab.empty({2, 3}), logits, lse, want, {0, 8}, 1),
                ShapeMismatch);
   const auto fails = [&] {

@@ -139,6 +139,38 @@ TEST(Config, ExpertsFitTheRanks) {
   EXPECT_EQ(c.expert_parallel, 2);
 }
 
+TEST(Config, ExamplesAreTheOnlyDataAndPackedForModelsThatCan) {
+  EXPECT_THAT(refusal({"--sft", "a", "--data", "b"}), HasSubstr("--data: --sft is what is trained on"));
+  EXPECT_THAT(refusal({"--sft", "a", "--tokens", "b"}), HasSubstr("--sft: --tokens is what is trained on"));
+  EXPECT_THAT(refusal({"--sft", "a:0"}), HasSubstr("--sft 'a:0': the weight of 'a' is 0"));
+  EXPECT_THAT(refusal({"--sft", "a", "--valid-tokens", "b", "--token-format", "u16"}),
+              HasSubstr("--token-format u16: token files are missing"));
+  EXPECT_THAT(refusal({"--packing"}),
+              AllOf(HasSubstr("--packing: windows have no examples to pack; give --sft"),
+                    HasSubstr("--packing: the byte model's learned positions")));
+  EXPECT_THAT(refusal({"--sft", "a", "--packing", "--model", "qwen3-0.6b", "--device", "cuda"}),
+              HasSubstr("--packing: GPUs have no attention kernel"));
+  EXPECT_THAT(refusal({"--sft", "a", "--packing", "--model", "gpt2-124m", "--from-scratch"}),
+              HasSubstr("--packing: the learned positions of --model gpt2-124m"));
+  EXPECT_TRUE(
+      parse({"--sft", "a:0.3,b:0.7", "--packing", "--model", "qwen3-0.6b", "--from-scratch"}).packing);
+}
+
+TEST(Config, AdaptersNeedAModelAndARank) {
+  EXPECT_THAT(refusal({"--lora-rank", "4"}),
+              HasSubstr("--lora-rank 4: the byte model has no adapters; give --model"));
+  EXPECT_THAT(refusal({"--lora-alpha", "4", "--export-adapter", "out"}),
+              AllOf(HasSubstr("--lora-alpha 4: the model has no adapters; give --lora-rank R"),
+                    HasSubstr("--export-adapter: the model has no adapters")));
+  EXPECT_THAT(refusal({"--lora-rank", "4", "--lora-alpha", "0", "--model", "qwen3-0.6b", "--from-scratch"}),
+              HasSubstr("--lora-alpha 0: must be greater than 0"));
+  EXPECT_THAT(refusal({"--freeze", "("}), HasSubstr("--freeze '(': not a regular expression"));
+  EXPECT_THAT(refusal({"--lora-rank", "4", "--lora-targets", "["}),
+              HasSubstr("--lora-targets '[': not a regular expression"));
+  EXPECT_THAT(refusal({"--lora-rank", "4", "--model", "gpt2-124m", "--from-scratch", "--tokens", "t"}),
+              HasSubstr("is of family gpt2, which has no adapters"));
+}
+
 TEST(Config, AnExportDtypeNeedsAnExport) {
   EXPECT_THAT(refusal({"--export-dtype", "bf16"}),
               AllOf(HasSubstr("a problem"), HasSubstr("--export-weights")));

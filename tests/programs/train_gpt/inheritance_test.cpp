@@ -184,6 +184,22 @@ TEST_F(ModelInheritance, FlagsWinOverWhatContradictsThem) {
   EXPECT_EQ(c.tokens + c.valid_tokens + c.token_format + c.order, "autoauto");
 }
 
+TEST_F(ModelInheritance, ExamplesAndTokensReplaceEachOther) {
+  EXPECT_EQ(parse_line({"--resume", path()}).config.tokens, "t.bin");
+  const TrainConfig examples =
+      parse_line({"--resume", path(), "--sft", "chats", "--token-format", "auto", "--packing"}).config;
+  EXPECT_EQ(examples.tokens, "");
+  EXPECT_EQ(examples.sft, "chats");
+  saved_.tokens = "";
+  saved_.sft = "chats";
+  saved_.packing = true;
+  write(config_text(saved_));
+  EXPECT_TRUE(parse_line({"--resume", path(), "--token-format", "auto"}).config.packing);
+  const TrainConfig tokens = parse_line({"--resume", path(), "--tokens", "t.bin"}).config;
+  EXPECT_EQ(tokens.sft, "");
+  EXPECT_FALSE(tokens.packing);
+}
+
 TEST_F(Inheritance, OldCheckpointsLeaveNewSettingsAtTheirDefaults) {
   write(R"({"dim": 48, "heads": 2, "lr": 0.02, "unheard_of": 1})");
   const TrainConfig c = parse_line({"--resume", path()}).config;

@@ -42,7 +42,8 @@ TEST(Settings, SayWhatTheyAre) {
     EXPECT_FALSE(s.has_unit() && s.has_words()) << field.name();
     EXPECT_LE(s.low(), s.high()) << field.name();
     EXPECT_TRUE(!s.path() || field.cpp_type() == field.CPPTYPE_STRING) << field.name();
-    EXPECT_TRUE(!s.has_replaced_by() || message.FindFieldByName(s.replaced_by())) << field.name();
+    for (const std::string& other : s.replaced_by())
+      EXPECT_NE(message.FindFieldByName(other), nullptr) << field.name();
     EXPECT_TRUE(field.cpp_type() == field.CPPTYPE_BOOL || s.has_unit() || s.has_words()) << field.name();
     // A subject is one heading of --help-all.
     const bool begins = i == 0 || s.subject() != setting_of(message.field(i - 1)->name()).subject();
