@@ -42,12 +42,15 @@ struct Passes {
   Floats out, lse, dqkv, max_logits;
 };
 
-Passes passes(Lab& lab, const WindowCase& c, const Floats& qkv_values) {
+/// @param starts as AttentionArgs::starts, or empty
+Passes passes(Lab& lab, const WindowCase& c, const Floats& qkv_values,
+              const std::vector<int32_t>& starts = {}) {
+  const Tensor first = starts.empty() ? Tensor() : lab.ints({c.batch, c.seq}, starts);
   const Tensor qkv = lab.tensor(c.wide(), qkv_values, c.dtype), dqkv = lab.empty(c.wide(), c.dtype);
   const Tensor out = lab.empty(c.narrow(), c.dtype), lse = lab.empty({c.batch, c.heads, c.seq});
   const Tensor most = lab.full({c.heads}, -1e30), dout = lab.random(c.narrow(), 2, c.dtype);
-  ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads, c.kv_heads, most, c.window);
-  ops::attention_backward(lab.s, dqkv, dout, out, lse, qkv, c.batch, c.heads, c.kv_heads, c.window);
+  ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads, c.kv_heads, most, c.window, first);
+  ops::attention_backward(lab.s, dqkv, dout, out, lse, qkv, c.batch, c.heads, c.kv_heads, c.window, first);
   return {lab.floats(out), lab.floats(lse), lab.floats(dqkv), lab.floats(most)};
 }
 
@@ -68,6 +71,24 @@ TEST(AttentionWindow, BothPassesMatchReference) {
                              name(c) + " max_logits");
     // Of bf16 the two forwards differ as well, by which the sums of dout * out do: twice the bound.
     expect_same_as_reference([&](Lab& lab) { return passes(lab, c, values_of(c)).dqkv; },
+                             growth * (f32 ? 2e-5 : (rounds ? 7.0 : 2) * epsilon(c.dtype)),
+                             name(c) + " dqkv");
+  }
+}
+
+// A window and a document's beginning: the later of the two bounds holds, as in the reference.
+TEST(AttentionWindow, DocumentsInARowHaveWindows) {
+  if (kCuda) GTEST_SKIP() << "CUDA kernels refuse windows";
+  const bool rounds = cpu::features().bf16_products != nullptr;
+  for (const WindowCase& c : window_cases()) {
+    std::vector<int32_t> starts;
+    for (int64_t b = 0; b < c.batch; ++b)
+      for (int64_t t = 0; t < c.seq; ++t) starts.push_back(static_cast<int32_t>(t - t % 50));
+    const bool f32 = c.dtype == DType::f32;
+    expect_same_as_reference([&](Lab& lab) { return passes(lab, c, values_of(c), starts).out; },
+                             f32 ? 1e-5 : (rounds ? 4.5 / 2 : 1) * epsilon(c.dtype), name(c) + " out");
+    const double growth = std::sqrt(static_cast<double>(c.heads) / static_cast<double>(c.kv_heads));
+    expect_same_as_reference([&](Lab& lab) { return passes(lab, c, values_of(c), starts).dqkv; },
                              growth * (f32 ? 2e-5 : (rounds ? 7.0 : 2) * epsilon(c.dtype)),
                              name(c) + " dqkv");
   }
