@@ -115,6 +115,12 @@ std::string header_of(const Draft& draft, std::span<const LocalTensor> tensors) 
 
 }  // namespace
 
+int64_t data_bytes(std::span<const PlannedFile> files) {
+  int64_t bytes = 0;
+  for (const PlannedFile& file : files) bytes += file.record.data_bytes();
+  return bytes;
+}
+
 std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tensors) {
   check(tensors);
   std::vector<PlannedFile> files;

@@ -64,6 +64,9 @@ struct PlannedFile {
 /// @throws InvalidArgument naming all tensors that are named twice or whose boxes do not fit shape or data.
 [[nodiscard]] std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tensors);
 
+/// Returns the bytes of tensors in these files.
+[[nodiscard]] int64_t data_bytes(std::span<const PlannedFile> files);
+
 /// Returns files and pieces of a plan as a part of a manifest, with the non-finite counts of the writing.
 [[nodiscard]] Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors);
 /// Merger of the parts of all ranks, in rank order.

@@ -128,7 +128,7 @@ CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved,
     if (world.rank() == 0) open_folder();
     plan = plan_files(world.rank(), tensors);
     if (!options.async) return;
-    for (const PlannedFile& file : plan) staging_bytes += file.record.data_bytes();
+    staging_bytes = data_bytes(plan);
     staging = Tensor::host(device, {staging_bytes}, DType::u8, MemoryClass::scratch, "checkpoint copy");
   });
   exchange_plans(world);

@@ -4,6 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include <sherd/checkpoint/model_state.h>
+#include <sherd/checkpoint/save_plan.h>
+
 #include "trainer.h"
 
 namespace train_gpt {
@@ -37,6 +40,15 @@ TrainConfig without_files(TrainConfig c) {
   return c;
 }
 
+/// The copy that --async-save keeps for the whole run, as CheckpointSaver allocates it; undefined without.
+sherd::Tensor checkpoint_copy(const TrainConfig& run, Trainer& trainer, int rank, sherd::Device& device) {
+  if (!run.async_save || run.save.empty()) return {};
+  const sherd::SavedRun saved = trainer.saved_run();
+  const auto files = sherd::plan_files(rank, sherd::checkpoint_tensors(saved.model, saved.optimizer));
+  return sherd::Tensor::host(device, {sherd::data_bytes(files)}, sherd::DType::u8,
+                             sherd::MemoryClass::scratch, "checkpoint copy");
+}
+
 }  // namespace
 
 std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& c) {
@@ -53,6 +65,7 @@ Forecast forecast(const TrainConfig& run, int rank, const ForecastOptions& optio
   const TrainConfig config = without_files(run);
   sherd::DryRank dry(rank, static_cast<int>(config.ranks), options.device);
   Trainer trainer(dry.context(), config, windows_of_zeros(config), options.build);
+  const sherd::Tensor copy = checkpoint_copy(run, trainer, rank, *dry.context().device);
   for (int i = 0; i < kStepsBefore; ++i) (void)trainer.issue_step();
   const int64_t before = dry.context().device->allocator().peak_bytes();
   dry.begin_step();

@@ -8,6 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sherd/checkpoint/model_state.h>
+#include <sherd/checkpoint/saver.h>
 #include <sherd/comm/launcher.h>
 
 #include "config.h"
@@ -199,6 +201,31 @@ std::vector<Case> cases() {
       {"deepseek_v3_tp_2_recompute_4", with_model({"--ranks", "4", "--tp", "2", "--recompute", "blocks"}),
        false, kDeepseek},
   };
+}
+
+TEST(Forecast, HasTheCopyOfAnAsynchronousSave) {
+  const TemporaryFolder folder;
+  const std::vector<std::string> flags{"--ranks",  "3",
+                                       "--dim",    "32",
+                                       "--layers", "2",
+                                       "--heads",  "2",
+                                       "--seq",    "16",
+                                       "--batch",  "6",
+                                       "--data",   folder.write("data.txt", std::string(4000, 'a')),
+                                       "--save",   folder / "run"};
+  std::vector<std::string> asynchronous = flags;
+  asynchronous.push_back("--async-save");
+  const TrainConfig without = parse(flags), with = parse(asynchronous);
+  sherd::launch(3, one_thread(), [&](sherd::RankContext& rank) {
+    Trainer trainer(rank, with, open_windows(with));
+    const sherd::SavedRun run = trainer.saved_run();
+    const sherd::CheckpointSaver saver(rank.world, checkpoint_tensors(run.model, run.optimizer),
+                                       {.folder = folder / "run", .async = true});
+    const int r = rank.world->rank();
+    const int64_t more = forecast(with, r).run_peak_bytes - forecast(without, r).run_peak_bytes;
+    EXPECT_GE(more, saver.staging_bytes());
+    EXPECT_LT(more, saver.staging_bytes() + 512) << "the allocator's rounding";
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Runs, ForecastOf, testing::ValuesIn(cases()),
