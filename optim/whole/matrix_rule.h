@@ -61,6 +61,9 @@ class MatrixRule : public MatrixWork {
   /// Returns whether the input is the gradient. Then the optimizer keeps no momentum, and
   /// MomentumOptions::momentum and nesterov are unused.
   virtual bool takes_gradient() const { return false; }
+  /// Returns whether the momentum of elements whose result is zero is kept for later steps: it does not decay. Then
+  /// MomentumOptions::momentum must be greater than 0.
+  virtual bool keeps_unused() const { return false; }
   /// Returns the state of a whole matrix of this shape; a function of shape and settings() alone.
   virtual std::vector<MatrixStateSpec> state(int64_t, int64_t) const { return {}; }
 

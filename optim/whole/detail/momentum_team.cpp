@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include <sherd/kernels/dion/dion.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {
@@ -188,6 +189,16 @@ void MomentumTeam::update(Stream& compute, const Tensor& results, const MatrixCh
                        static_cast<float>(-rate * scale)});
   }
   if (!updates.empty()) ops::muon_update(compute, updates, values, skip_);
+  if (rule_.keeps_unused()) keep_unused(compute, results, chunk);
+}
+
+// The next step multiplies every element by `momentum`: this undoes it.
+void MomentumTeam::keep_unused(Stream& compute, const Tensor& results, const MatrixChunk& chunk) {
+  std::vector<DionSegment> segments;
+  for (auto& seg : chunk.updates)
+    if (const Slot& slot = slot_of(seg.matrix); !slot.param.frozen())
+      segments.push_back({slot.momentum.data<float>() + seg.local, seg.count, seg.at});
+  if (!segments.empty()) ops::dion_keep(compute, segments, results, 1 / options_.momentum, skip_);
 }
 
 }  // namespace sherd

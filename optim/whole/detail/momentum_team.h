@@ -53,6 +53,8 @@ class MomentumTeam : private MatrixClient {
   void update(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut) override;
   /// Returns the results as the refinement leaves them.
   Tensor refined(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut);
+  /// Keeps the momentum of elements whose result is zero (MatrixRule::keeps_unused()).
+  void keep_unused(Stream& compute, const Tensor& results, const MatrixChunk& chunk);
   /// Queues the checks of the results and of the state.
   void check_results(Stream& compute, const Tensor& out, const Tensor& status,
                      const std::vector<int>& matrices, const std::vector<MatrixState>& states);
