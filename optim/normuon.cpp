@@ -41,6 +41,8 @@ std::vector<std::string> problems_of(const NorMuonOptions& o) {
   if (o.muon.scale != MuonScale::match_rms_adamw)
     wrong.push_back(fmt::format("scale {} must be match_rms_adamw, the RMS that NorMuon's updates have",
                                 name_of(o.muon.scale)));
+  if (o.muon.fraction != 1)
+    wrong.push_back(fmt::format("fraction {} must be 1: NorMuon normalizes all rows", o.muon.fraction));
   if (!(o.beta2 >= 0 && o.beta2 < 1)) wrong.push_back(fmt::format("beta2 {} must lie in [0, 1)", o.beta2));
   if (!(o.eps > 0 && std::isfinite(o.eps)))
     wrong.push_back(fmt::format("eps {} must be finite and greater than 0", o.eps));

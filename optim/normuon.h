@@ -9,7 +9,7 @@
 namespace sherd {
 
 struct NorMuonOptions {
-  /// Momentum, orthogonalization, decay and plan. Its scale must be match_rms_adamw, the same RMS of updates,
+  /// Momentum, orthogonalization, decay and plan. Its fraction must be 1. Its scale must be match_rms_adamw, the same RMS of updates,
   /// which NorMuon measures and normalizes; scale_factor multiplies it.
   MuonOptions muon = {};
   /// Decay of a row's second moment, in [0, 1).

@@ -211,6 +211,10 @@ void Optimizer::after_update(std::shared_ptr<AfterUpdate> more) {
   after_.push_back(std::move(more));
 }
 
+void Optimizer::require_sound() const {
+  for (const Rule& r : rules_) r.update->require_sound();
+}
+
 void Optimizer::zero_grad() { runtime().zero_grad(updates_.get()); }
 
 // Called by every rank at the same point. The host only issues: whether the step is skipped is decided on

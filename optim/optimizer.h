@@ -69,6 +69,9 @@ class Optimizer {
   /// rule (such as OutOfMemory) pass through. A part of the weights has then changed, and training, steps,
   /// saves and exports throw until a checkpoint has been loaded (ShardRuntime::require_whole_weights()).
   void step(double lr);
+  /// Throws the error of an earlier step that the device has found by now, such as NaN in the update of a rule
+  /// (UpdateRule::require_sound()). Waits for nothing.
+  void require_sound() const;
   /// Applies `more` after every update from now on, after those given before. The same on every rank.
   /// @throws InvalidArgument naming parameters that it changes and this optimizer does not update.
   void after_update(std::shared_ptr<AfterUpdate> more);

@@ -39,6 +39,8 @@ struct OwnedState {
   std::vector<int64_t> matrices = {};
   /// Flat f32: the state of `matrices`, one after the other. Shared with the optimizer.
   Tensor local = {};
+  /// Mesh dimensions along which other ranks store the same, in the mesh's order.
+  std::vector<std::string> repeated = {};
   /// This rank saves `local`, of the ranks that store the same.
   bool saves = false;
 };

@@ -48,6 +48,9 @@ class UpdateRule {
   /// argument. Parameters that are frozen at present (Parameter::frozen(), known to the host) stay unchanged
   /// as well.
   virtual void step(Stream& compute, double lr, const Tensor& skip) = 0;
+  /// Throws the error of an earlier step that the device has found by now; the next step() does so, too. Waits for
+  /// nothing: call it after the compute stream has passed that step.
+  virtual void require_sound() {}
   /// Sets what the next step() multiplies gradients by, but those of ignored parameters: f32 [1] in device memory;
   /// undefined: 1. Only for rules whose factory supports it.
   void set_gradient_factor(Tensor factor) { gradient_factor_ = std::move(factor); }

@@ -135,6 +135,10 @@ void WholeMatrices::step(Stream& compute, double lr, const Tensor& skip) {
   for (auto& team : teams_) team->step(compute, lr, skip);
 }
 
+void WholeMatrices::require_sound() {
+  for (auto& team : teams_) team->require_sound();
+}
+
 std::vector<StateTensor> WholeMatrices::state() const {
   std::vector<StateTensor> out;
   if (rule_->takes_gradient()) return out;

@@ -53,7 +53,11 @@ class WholeMatrices : public UpdateRule {
   ~WholeMatrices() override;
   /// Queues one step. With `skip` other than 0 messages are sent all the same, but neither weights nor
   /// momentum change.
+  /// @throws as require_sound(); an InvalidArgument or ShapeMismatch of the rule, with the matrices and the step.
   void step(Stream& compute, double lr, const Tensor& skip = {}) override;
+  /// @throws Error naming matrix, step and rank when an earlier step's result or state was NaN or Inf from finite input
+  /// (MatrixRule::checks_values()). All other ranks' calls then fail with a CommError that quotes it.
+  void require_sound() override;
   /// Returns momentum_buffer of every parameter; nothing where the rule takes the gradient.
   std::vector<StateTensor> state() const override;
   /// Returns the rule's state of whole matrices.

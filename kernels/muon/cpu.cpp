@@ -1,5 +1,7 @@
 #include <sherd/kernels/muon/muon.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -97,6 +99,31 @@ void copy_segments(ExecutionContext& ctx, const CopySegmentsArgs& a) {
   });
 }
 
+bool all_finite(const float* values, int64_t count) {
+  int bad = 0;
+#pragma omp simd reduction(| : bad)
+  for (int64_t i = 0; i < count; ++i) bad |= !(std::abs(values[i]) <= std::numeric_limits<float>::max());
+  return bad == 0;
+}
+
+void check_finite(ExecutionContext& ctx, const CheckFiniteArgs& a) {
+  if (a.skip && *a.skip != 0) return;
+  constexpr auto kFine = static_cast<int32_t>(MatrixStatus::fine);
+  // Threads may share a matrix, so its status is atomic. All of them write the same value.
+  for_segments(ctx, a.segments,
+               [found = static_cast<int32_t>(a.found)](const CheckedSegment& s, int64_t b, int64_t e) {
+                 int32_t fine = kFine;
+                 if (!all_finite(s.values + b, e - b))
+                   std::atomic_ref<int32_t>(*s.status).compare_exchange_strong(fine, found);
+               });
+  if (!a.clears) return;
+  std::vector<CheckedSegment> bad;
+  for (const CheckedSegment& s : a.segments)
+    if (s.count > 0 && *s.status != kFine) bad.push_back(s);
+  for_segments(ctx, bad,
+               [](const CheckedSegment& s, int64_t b, int64_t e) { std::fill_n(s.values + b, e - b, 0.0f); });
+}
+
 }  // namespace
 }  // namespace sherd::cpu
 
@@ -107,6 +134,7 @@ const MuonKernels* MuonKernels::cpu() {
       .muon_momentum = cpu::muon_momentum,
       .muon_update = cpu::muon_update,
       .copy_segments = cpu::copy_segments,
+      .check_finite = cpu::check_finite,
   };
   return &table;
 }

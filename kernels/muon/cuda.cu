@@ -102,6 +102,48 @@ struct CopyOp {
   }
 };
 
+struct FiniteCheck {
+  const int64_t* skip;
+  int32_t fine, found;
+
+  __device__ bool nothing_to_do() const { return skip != nullptr && *skip != 0; }
+};
+
+struct CheckOp {
+  static constexpr int kVec = 4;
+  float* values;
+  int32_t* status;
+
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, values); }
+
+  template <int N>
+  __device__ void run(int64_t i, const FiniteCheck& c) const {
+    const Vec<float, N> v = load<N>(values, i);
+    bool finite = true;
+#pragma unroll
+    for (int k = 0; k < N; ++k) finite = finite && fabsf(v[k]) <= FLT_MAX;
+    // All threads write the same value.
+    if (!finite) atomicCAS(status, c.fine, c.found);
+  }
+};
+
+struct ClearOp {
+  static constexpr int kVec = 4;
+  float* values;
+  const int32_t* status;
+
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, values); }
+
+  template <int N>
+  __device__ void run(int64_t i, const FiniteCheck& c) const {
+    if (*status == c.fine) return;
+    Vec<float, N> zero;
+#pragma unroll
+    for (int k = 0; k < N; ++k) zero[k] = 0;
+    store(values, i, zero);
+  }
+};
+
 void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
   const Momentum common{a.mu, 1 - a.mu, a.l2, a.nesterov, a.skip};
   with_payload(a.packed.dtype, [&]<class T>(T) {
@@ -136,6 +178,17 @@ void copy_segments(ExecutionContext& context, const CopySegmentsArgs& a) {
   });
 }
 
+void check_finite(ExecutionContext& context, const CheckFiniteArgs& a) {
+  const FiniteCheck common{a.skip, static_cast<int32_t>(MatrixStatus::fine), static_cast<int32_t>(a.found)};
+  for_segments<CheckOp>(context, "check_finite", a.segments, common, [](const CheckedSegment& s) {
+    return CheckOp{s.values, s.status};
+  });
+  if (!a.clears) return;
+  for_segments<ClearOp>(context, "check_finite", a.segments, common, [](const CheckedSegment& s) {
+    return ClearOp{s.values, s.status};
+  });
+}
+
 }  // namespace
 }  // namespace sherd::cuda
 
@@ -146,6 +199,7 @@ const MuonKernels* MuonKernels::cuda() {
       .muon_momentum = cuda::muon_momentum,
       .muon_update = cuda::muon_update,
       .copy_segments = cuda::copy_segments,
+      .check_finite = cuda::check_finite,
   };
   return &table;
 }

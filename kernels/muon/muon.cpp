@@ -32,6 +32,8 @@ Work work_of(const Device&, const CopySegmentsArgs& a) {
   return {.bytes = elements_of(a.segments) * (size_of(a.to.dtype) + size_of(a.from.dtype))};
 }
 
+Work work_of(const Device&, const CheckFiniteArgs& a) { return {.bytes = elements_of(a.segments) * kFloat}; }
+
 }  // namespace sherd
 
 namespace sherd::ops {
@@ -98,6 +100,19 @@ void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<co
   s.device().count_copy(total * size_of(from.dtype()));
   queue(s, "copy_segments", kernels<MuonKernels>(s).copy_segments,
         CopySegmentsArgs{{segments.begin(), segments.end()}, ref(to), ref(from)});
+}
+
+void check_finite(Stream& s, std::span<const CheckedSegment> segments, MatrixStatus found, bool clears,
+                  const Tensor& skip) {
+  Check check("check_finite");
+  check_skip(check, skip);
+  check_counts(check, segments);
+  for (size_t i = 0; i < segments.size(); ++i)
+    check.that(segments[i].count <= 0 || (segments[i].values && segments[i].status),
+               fmt::format("segment {}: values or status is null", i));
+  check.done();
+  queue(s, "check_finite", kernels<MuonKernels>(s).check_finite,
+        CheckFiniteArgs{{segments.begin(), segments.end()}, found, clears, pointer<int64_t>(skip)});
 }
 
 }  // namespace sherd::ops

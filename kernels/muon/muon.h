@@ -1,4 +1,4 @@
-// The passes of Muon over segments: momentum, update, packing. ops.h says what holds for all operations.
+// The passes of Muon over segments: momentum, update, packing, check. ops.h says what holds for all operations.
 //
 // Segments hold plain pointers; as with tensors, the caller keeps what they point to until the stream has run
 // the work.
@@ -10,6 +10,7 @@
 
 #include <sherd/kernels/device/ref.h>
 #include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/orthogonalize/orthogonalize_options.h>
 
 namespace sherd {
 
@@ -69,9 +70,26 @@ struct CopySegmentsArgs {
   Ref to{}, from{};
 };
 
+/// Values that a check reads: `count` elements of a matrix, or of its state. Several segments may share a status.
+struct CheckedSegment {
+  float* values = nullptr;
+  int64_t count = 0;
+  int32_t* status = nullptr;  // a MatrixStatus
+};
+
+/// A status that is `fine` becomes `found` where a value of its segments is non-finite. Then the values become zero where
+/// the status is not `fine`, if `clears`. With `skip`, nothing.
+struct CheckFiniteArgs {
+  std::vector<CheckedSegment> segments;
+  MatrixStatus found = MatrixStatus::not_finite;
+  bool clears = false;
+  const int64_t* skip = nullptr;
+};
+
 Work work_of(const Device& device, const MuonMomentumArgs& a);
 Work work_of(const Device& device, const MuonUpdateArgs& a);
 Work work_of(const Device& device, const CopySegmentsArgs& a);
+Work work_of(const Device& device, const CheckFiniteArgs& a);
 
 struct MuonKernels {
   static constexpr const char* kName = "muon";
@@ -82,6 +100,7 @@ struct MuonKernels {
   void (*muon_momentum)(ExecutionContext&, const MuonMomentumArgs&);
   void (*muon_update)(ExecutionContext&, const MuonUpdateArgs&);
   void (*copy_segments)(ExecutionContext&, const CopySegmentsArgs&);
+  void (*check_finite)(ExecutionContext&, const CheckFiniteArgs&);
 };
 
 namespace ops {
@@ -95,6 +114,9 @@ void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tenso
                  const Tensor& skip = {});
 /// Counted in Device::copied_bytes().
 void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<const CopySegment> segments);
+/// One pass of reading; clearing reads the statuses alone where all are fine.
+void check_finite(Stream& s, std::span<const CheckedSegment> segments, MatrixStatus found, bool clears,
+                  const Tensor& skip = {});
 
 }  // namespace ops
 }  // namespace sherd

@@ -1,5 +1,6 @@
 #include <sherd/kernels/muon/muon.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -39,6 +40,16 @@ void copy_segments(ExecutionContext&, const CopySegmentsArgs& a) {
     for (int64_t i = 0; i < s.count; ++i) put(a.to, s.to + i, get(a.from, s.from + i));
 }
 
+void check_finite(ExecutionContext&, const CheckFiniteArgs& a) {
+  if (a.skip && *a.skip != 0) return;
+  const auto fine = static_cast<int32_t>(MatrixStatus::fine);
+  for (const CheckedSegment& s : a.segments)
+    for (int64_t i = 0; i < s.count; ++i)
+      if (!std::isfinite(s.values[i]) && *s.status == fine) *s.status = static_cast<int32_t>(a.found);
+  for (const CheckedSegment& s : a.segments)
+    if (a.clears && s.count > 0 && *s.status != fine) std::fill_n(s.values, s.count, 0.0f);
+}
+
 }  // namespace
 }  // namespace sherd::reference
 
@@ -49,6 +60,7 @@ const MuonKernels* MuonKernels::reference() {
       .muon_momentum = reference::muon_momentum,
       .muon_update = reference::muon_update,
       .copy_segments = reference::copy_segments,
+      .check_finite = reference::check_finite,
   };
   return &table;
 }

@@ -33,11 +33,25 @@ std::vector<std::string> problems_of(const MuonOptions& o) {
   for (std::string& problem : problems_of(momentum_options(o))) wrong.push_back(std::move(problem));
   if (!(o.scale_factor >= 0 && std::isfinite(o.scale_factor)))
     wrong.push_back(fmt::format("scale_factor {} must be finite and not negative", o.scale_factor));
+  if (!(o.fraction > 0 && o.fraction <= 1))
+    wrong.push_back(fmt::format("fraction {} must lie in (0, 1]", o.fraction));
+  if (o.fraction < 1 && (o.mode == MuonMode::gram || o.tensor == MuonTensorMode::distributed))
+    wrong.push_back(fmt::format(
+        "fraction {} needs whole matrices; use another mode than gram, and tensor-parallel mode duplicated",
+        o.fraction));
+  if (o.fraction < 1 && o.momentum == 0)
+    wrong.push_back(fmt::format("fraction {} keeps other rows in the momentum, which must be greater than 0",
+                                o.fraction));
   if (o.orthogonalize.method == Orthogonalizer::svd && o.tensor == MuonTensorMode::distributed)
     wrong.push_back(
         "the polar factor by svd needs whole matrices; use tensor-parallel mode duplicated, or "
         "newton_schulz");
   return wrong;
+}
+
+int64_t kept_rows(double fraction, int64_t rows) {
+  if (rows == 0) return 0;
+  return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(fraction * static_cast<double>(rows))), 1, rows);
 }
 
 double update_scale(const MuonOptions& options, int64_t rows, int64_t cols) {

@@ -1,6 +1,7 @@
 // Options of Muon.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,12 +31,22 @@ MuonScale parse_muon_scale(std::string_view name);
 MuonDecay parse_muon_decay(std::string_view name);
 MuonTensorMode parse_muon_tensor_mode(std::string_view name);
 
+/// With a fraction below 1 a step updates a part of the rows, as Dion2 (Ahn et al. 2025, arXiv 2512.16928; its program is
+/// microsoft/dion, dion2.py). Of a logical matrix with m rows, K = the max(1, ceil(fraction * m)) rows of the input with
+/// the largest L1 norms, of equal ones those with the lowest indices:
+///   w = decay * w - lr * scale * [orthogonalized rows K; zeros elsewhere], with the scale of the whole matrix;
+///   momentum of the elements with an update decays, that of the others is kept for later steps (error feedback).
+/// Dion2's momentum after a step is `momentum` times the buffer here, so that fraction 1 is Muon in bits. Rows are chosen
+/// whatever the matrix's shape, from the whole matrix on its owner: no layout, strategy or number of ranks changes the
+/// choice. Messages are as long as Muon's, since the owner needs all rows to choose.
 struct MuonOptions {
   float momentum = 0.95f;
   bool nesterov = true;
   OrthogonalizeOptions orthogonalize = {};
   MuonScale scale = MuonScale::match_rms_adamw;
   double scale_factor = 1;
+  /// Of the rows, in (0, 1]. Below 1: momentum greater than 0, mode other than gram, tensor duplicated.
+  double fraction = 1;
   MuonDecay decay = MuonDecay::decoupled;
 
   MatrixMode mode = MatrixMode::automatic;
@@ -55,6 +66,8 @@ struct MuonOptions {
 /// Returns all invalid options, each with its value; empty when valid.
 [[nodiscard]] std::vector<std::string> problems_of(const MuonOptions& options);
 
+/// Returns the number of rows that a step updates.
+[[nodiscard]] int64_t kept_rows(double fraction, int64_t rows);
 /// Returns scale_factor * the mode's formula.
 [[nodiscard]] double update_scale(const MuonOptions& options, int64_t rows, int64_t cols);
 /// Returns the options that do not concern the iteration.

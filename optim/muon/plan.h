@@ -25,7 +25,7 @@ class MuonWork : public MatrixWork {
   double cost(const LogicalMatrix& m) const override { return cost_of(m, o_); }
   double flops(const LogicalMatrix& m) const override { return rank_flops(m, o_); }
   int64_t tensor_bytes(const LogicalMatrix& m) const override { return sherd::tensor_bytes(m, o_); }
-  /// At least as many rows as columns, not cut by tensor parallelism, Newton-Schulz.
+  /// At least as many rows as columns, not cut by tensor parallelism, Newton-Schulz of all rows.
   bool gram_is_possible(const LogicalMatrix& m) const override;
   double gram_flops(const LogicalMatrix& m, int owners) const override {
     return shared_gram_flops(m, owners, o_);

@@ -35,8 +35,9 @@ int64_t gram_sum_bytes(int64_t n, int64_t owners, const PlanOptions& o) {
 }
 
 double cost_of(const LogicalMatrix& m, const PlanOptions& o) {
-  double s = static_cast<double>(std::min(m.whole_rows(), m.whole_cols()));
-  double l = static_cast<double>(std::max(m.whole_rows(), m.whole_cols()));
+  const int64_t rows = kept_rows(o.fraction, m.whole_rows());
+  double s = static_cast<double>(std::min(rows, m.whole_cols()));
+  double l = static_cast<double>(std::max(rows, m.whole_cols()));
   if (is_distributed(m, o)) {
     s = static_cast<double>(contracted(m).side);
     l = static_cast<double>(contracted(m).length);
@@ -44,7 +45,8 @@ double cost_of(const LogicalMatrix& m, const PlanOptions& o) {
   return o.steps * s * s * (2 * l + s);
 }
 
-double flops_of(int64_t rows, int64_t cols, const PlanOptions& o) {
+double flops_of(int64_t whole_rows, int64_t cols, const PlanOptions& o) {
+  const int64_t rows = kept_rows(o.fraction, whole_rows);
   const double s = static_cast<double>(std::min(rows, cols)), l = static_cast<double>(std::max(rows, cols));
   if (o.form == IterationForm::gram) return gram_flops(s, l, o.steps, o.restarts);
   return standard_flops(s, l, o.steps);

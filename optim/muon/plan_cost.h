@@ -10,7 +10,7 @@
 namespace sherd {
 
 /// Returns the cost that plans balance: Newton-Schulz on one rank, steps * s^2 * (2l + s) with the short side
-/// s and the long side l of the whole matrix. Under distributed tensor parallelism s is the side of the Gram
+/// s and the long side l of the whole matrix, of whose rows a fraction counts. Under distributed tensor parallelism s is the side of the Gram
 /// matrices, the one that is not cut, and l this rank's part of the other.
 double cost_of(const LogicalMatrix& m, const PlanOptions& o);
 /// Returns the FLOPs of a whole matrix on one rank. A symmetric product counts half, since only one triangle

@@ -10,6 +10,7 @@ PlanOptions plan_options(const MuonOptions& o) {
   p.method = o.orthogonalize.method;
   p.form = o.orthogonalize.form;
   p.restarts = static_cast<int>(o.orthogonalize.restarts.size());
+  p.fraction = o.fraction;
   p.tensor = o.tensor;
   p.payload_bytes = size_of(o.payload);
   p.costs = o.costs;

@@ -14,6 +14,7 @@ struct PlanOptions {
   Orthogonalizer method = Orthogonalizer::newton_schulz;
   IterationForm form = IterationForm::standard;
   int restarts = 0;
+  double fraction = 1;  // of the rows
   MuonTensorMode tensor = MuonTensorMode::duplicated;
   int64_t payload_bytes = 4;  // per element
   PlanCosts costs = {};

@@ -33,6 +33,13 @@ void MatrixRule::compute_parts(Stream&, const std::vector<MatrixPart>&, const st
       name()));
 }
 
+std::string MatrixRule::words_of(const LogicalMatrix& m) const {
+  const int64_t rows = m.whole_rows(), cols = m.whole_cols();
+  std::string text = fmt::format("{} {}", matrix_flops(rows, cols), scale(rows, cols));
+  for (auto& [key, shape] : state(rows, cols)) text += fmt::format(" {} {}", key, to_string(shape));
+  return text;
+}
+
 int64_t MatrixRule::state_bytes(const LogicalMatrix& m) const {
   int64_t elements = 0;
   for (auto& spec : state(m.whole_rows(), m.whole_cols())) elements += numel_of(spec.shape);

@@ -61,8 +61,16 @@ class MatrixRule : public MatrixWork {
   /// Returns whether the input is the gradient. Then the optimizer keeps no momentum, and
   /// MomentumOptions::momentum and nesterov are unused.
   virtual bool takes_gradient() const { return false; }
+  /// Returns whether the momentum of elements whose result is zero is kept for later steps: it does not decay. Then
+  /// MomentumOptions::momentum must be greater than 0.
+  virtual bool keeps_unused() const { return false; }
   /// Returns the state of a whole matrix of this shape; a function of shape and settings() alone.
   virtual std::vector<MatrixStateSpec> state(int64_t, int64_t) const { return {}; }
+
+  /// Returns whether compute() itself gives zeros and a status for non-finite input and results. Otherwise the runtime
+  /// checks both, and the state, in one pass each. It leaves out an update of NaN or Inf. If the input was finite, the
+  /// training ends with an error (UpdateRule::require_sound()). Results of compute_parts() are not checked.
+  virtual bool checks_values() const { return false; }
 
   /// Queues the computation of matrices on `compute`: in and out f32 [batch, rows, cols], contiguous, not overlapping.
   /// Matrices are computed each by itself: the bits of a result depend neither on its batch nor on other matrices, and
@@ -86,6 +94,7 @@ class MatrixRule : public MatrixWork {
   double flops(const LogicalMatrix& m) const override { return matrix_flops(m.whole_rows(), m.whole_cols()); }
   /// The other parts, f32.
   int64_t tensor_bytes(const LogicalMatrix& m) const override;
+  std::string words_of(const LogicalMatrix& m) const override;
   int64_t state_bytes(const LogicalMatrix& m) const override;
   bool gram_is_possible(const LogicalMatrix&) const override { return false; }
   double gram_flops(const LogicalMatrix&, int) const override { return 0; }

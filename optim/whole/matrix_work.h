@@ -27,6 +27,8 @@ class MatrixWork {
   /// Returns the bytes that one tensor-parallel rank receives for its matrix; 0 where none cuts it.
   virtual int64_t tensor_bytes(const LogicalMatrix& m) const = 0;
 
+  /// Returns all that its result depends on beside description(), in words that ranks compare; "" if nothing.
+  virtual std::string words_of(const LogicalMatrix&) const { return {}; }
   /// Returns the bytes of the state that the matrix's owner stores; 0: none.
   virtual int64_t state_bytes(const LogicalMatrix&) const { return 0; }
 

@@ -152,6 +152,7 @@ PendingStep Trainer::issue_step() {
 
 StepResult Trainer::collect(PendingStep p) {
   p.done.synchronize();
+  optimizer_->require_sound();
   const auto tokens = static_cast<double>(config_.batch * config_.seq);
   StepResult r = p.result;
   r.loss = *p.loss.data<double>() / static_cast<double>(p.learned);

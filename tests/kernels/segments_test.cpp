@@ -1,5 +1,11 @@
 // Momentum, update and copy passes over segments, in bits against scalar loops.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "lab.h"
 
@@ -221,6 +227,48 @@ TEST(MuonSegments, ANumberOnTheDeviceStopsBuffersAndWeightsButNotMessages) {
       EXPECT_NE(b, still_b);
       EXPECT_NE(w, still_w);
     }
+}
+
+/// Statuses and values after a check of four segments, of which two share a status.
+std::pair<std::vector<int32_t>, Floats> checked(Lab& lab, const Floats& values, bool clears, int64_t skip) {
+  const int64_t n = static_cast<int64_t>(values.size()) / 4;
+  const Tensor v = lab.tensor({4 * n}, values), status = lab.empty({3}, DType::i32);
+  const std::vector<int32_t> before = {0, 2, 0};
+  ops::copy_from_host(lab.s, status, before.data(), status.nbytes());
+  const Tensor stop = lab.empty({1}, DType::i64);
+  ops::fill(lab.s, stop, static_cast<double>(skip));
+  std::vector<CheckedSegment> segments;
+  for (int64_t i = 0; i < 4; ++i)
+    segments.push_back({v.data<float>() + i * n, n, status.data<int32_t>() + std::min<int64_t>(i, 2)});
+  ops::check_finite(lab.s, segments, MatrixStatus::bad_result, clears, stop);
+  std::vector<int32_t> found(3);
+  ops::copy_to_host(lab.s, found.data(), status);
+  return {found, lab.floats(v)};
+}
+
+TEST(CheckFinite, MarksAndClearsWhatIsNotFinite) {
+  constexpr int64_t kEach = 5003;  // odd, and more than one thread's share
+  Lab lab(kFast, 2);
+  for (const float wrong : {NAN, kInf, -kInf})
+    for (const int64_t at : {kEach, 2 * kEach - 1, 3 * kEach + 17}) {
+      Floats values = normal(4 * kEach, 1);
+      values[static_cast<size_t>(at)] = wrong;
+      const int32_t second = 2, third = at >= 2 * kEach ? 3 : 0;  // a status that is not fine stays
+      const auto same = [&](float a, float b) { return std::isnan(a) ? std::isnan(b) : a == b; };
+      for (const bool clears : {false, true}) {
+        const auto [status, after] = checked(lab, values, clears, 0);
+        EXPECT_THAT(status, ::testing::ElementsAre(0, second, third));
+        for (size_t i = 0; i < values.size(); ++i) {
+          const int32_t of_it = i < kEach ? 0 : i < 2 * kEach ? second : third;
+          ASSERT_TRUE(same(after[i], clears && of_it != 0 ? 0 : values[i])) << i;
+        }
+      }
+      const auto [status, after] = checked(lab, values, true, 1);
+      EXPECT_THAT(status, ::testing::ElementsAre(0, 2, 0));
+      EXPECT_TRUE(same(after[static_cast<size_t>(at)], wrong)) << "skip";
+    }
+  const CheckedSegment bare{nullptr, 3, nullptr};
+  EXPECT_THROW(ops::check_finite(lab.s, {&bare, 1}, MatrixStatus::bad_result, false), ShapeMismatch);
 }
 
 }  // namespace

@@ -249,7 +249,8 @@ TEST(MatrixState, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(stateful_refused({}, {{"a.b", {0}}}, {{"a.b", {0}}}),
               AllOf(HasSubstr("key 'a.b' must be a word"), HasSubstr("has shape [0]")));
   EXPECT_THAT(stateful_refused({}, good, {{"sum", {5}}}),
-              HasSubstr("the ranks made different Stateful plans"));
+              AllOf(HasSubstr("the ranks made different Stateful plans"),
+                    HasSubstr("the cost, scale or state of matrix tall differs")));
   EXPECT_THAT(stateful_refused({}, good, good), HasSubstr("Stateful has state() and does not override"));
 }
 

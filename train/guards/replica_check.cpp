@@ -41,20 +41,37 @@ struct Digests {
   uint64_t bits = 0;      // their values
 };
 
+// Of each matrix here, at its place along the stack.
+std::vector<ParamGroup::Piece> pieces_of(const OwnedState& s) {
+  std::vector<ParamGroup::Piece> pieces;
+  if (s.matrices.empty()) return pieces;
+  const int64_t n = s.local.numel() / static_cast<int64_t>(s.matrices.size());
+  for (size_t i = 0; i < s.matrices.size(); ++i) {
+    const int64_t at = static_cast<int64_t>(i) * n, first = s.matrices[i] * n;
+    pieces.push_back({{ParamIndex(first), ParamIndex(first + n)}, s.local.flat(at, at + n)});
+  }
+  return pieces;
+}
+
 std::vector<Copied> copied_tensors(ModuleBase& root, const std::vector<const Optimizer*>& optimizers) {
   std::vector<Copied> all;
-  const auto add = [&](std::string what, const Parameter& p, const std::vector<std::string>& split,
-                       std::vector<ParamGroup::Piece> pieces) {
+  const auto add_held = [&](std::string what, const Parameter& p, std::vector<std::string> dims, int count,
+                            std::vector<ParamGroup::Piece> pieces, uint64_t cut) {
     const ParamGroup& g = p.group();
-    Holders h = g.axes().holders_of(split, p.tensor_shard());
-    if (g.replicated() || h.count == 1) return;
+    if (g.replicated() || count == 1) return;
     all.push_back({.what = std::move(what),
                    .name = p.name(),
                    .unit = g.unit_of(p.index_in_group()),
-                   .holders = {g.mesh().world().get(), std::move(h.dims)},
-                   .count = h.count,
+                   .holders = {g.mesh().world().get(), std::move(dims)},
+                   .count = count,
                    .pieces = std::move(pieces),
-                   .cut = p.tensor_shard() ? static_cast<uint64_t>(p.tensor_shard()->index) : 0});
+                   .cut = cut});
+  };
+  const auto add = [&](std::string what, const Parameter& p, const std::vector<std::string>& split,
+                       std::vector<ParamGroup::Piece> pieces) {
+    Holders h = p.group().axes().holders_of(split, p.tensor_shard());
+    add_held(std::move(what), p, std::move(h.dims), h.count, std::move(pieces),
+             p.tensor_shard() ? static_cast<uint64_t>(p.tensor_shard()->index) : 0);
   };
   for (auto& [name, p] : root.named_parameters()) {
     const ParamGroup& g = p.group();
@@ -65,6 +82,12 @@ std::vector<Copied> copied_tensors(ModuleBase& root, const std::vector<const Opt
     for (const StateTensor& s : optimizer->state())
       add(fmt::format("optimizer state '{}'", s.key), s.param, s.param.group().axes().state_split,
           {{s.param.shard_range(), s.local}});
+  for (const Optimizer* optimizer : optimizers)
+    for (const OwnedState& s : optimizer->owned_state()) {
+      int count = 1;
+      for (const std::string& dim : s.repeated) count *= s.param.group().mesh().size(dim);
+      add_held(fmt::format("optimizer state '{}'", s.key), s.param, s.repeated, count, pieces_of(s), 0);
+    }
   Communicator& world = *runtime_of(root).mesh().world();
   if (world.size() == 1) return all;
   const auto add_whole = [&](std::string what, std::string name, std::string unit, const Tensor& values) {

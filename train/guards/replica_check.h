@@ -20,6 +20,7 @@ struct ReplicaDifference {
   /// The holders that agree; empty where no majority does.
   std::vector<int> majority;
   /// What differs: "weights", "fp32 master weights", "optimizer state 'exp_avg'", "optimizer counter 'step'", "buffer".
+  /// State of whole matrices is named like other state: "optimizer state 'soap_left'".
   std::string what = "weights";
 };
 
@@ -37,9 +38,10 @@ struct ReplicaCheck {
 ///   - stored weights between uses, in the dtype of their unit, along the mesh dimensions that repeat them;
 ///   - fp32 master weights, where they are memory of their own, and states of `optimizers` (moments, momentum and those
 ///     of further update rules), along the dimensions that repeat the optimizer state;
+///   - state of whole matrices (Optimizer::owned_state()), where several ranks store the same matrix (OwnedState::repeated);
 ///   - counters of `optimizers`, and buffers that are not Buffer::set_per_rank(), which all ranks hold.
 /// ShardAxes defines which dimensions repeat what. Ignored parameters, which may differ between ranks, and
-/// their states are left out, as is state of whole matrices (Optimizer::owned_state()). Stored weights are updated first, as the next forward would.
+/// their states are left out. Stored weights are updated first, as the next forward would.
 ///
 /// Between steps; collective over the root's mesh, with the same optimizers on every rank; blocks the host. Each rank
 /// reads its copies once (on a GPU through host memory, 4 MiB at a time) and sends 16 bytes for each set of holders

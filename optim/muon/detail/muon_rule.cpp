@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include <sherd/kernels/dion/dion.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {
@@ -32,12 +33,24 @@ std::string MuonRule::settings() const {
   std::string text = fmt::format("{} {} {} {} {} {}", name_of(options_.scale), options_.scale_factor,
                                  static_cast<int>(ns.method), static_cast<int>(ns.form),
                                  static_cast<int>(ns.working), ns.eps);
+  if (options_.fraction < 1) text += fmt::format(" fraction {}", options_.fraction);
   for (auto& [a, b, c] : ns.steps) text += fmt::format(" {} {} {}", a, b, c);
   return text + fmt::format(" {}", fmt::join(ns.restarts, " "));
 }
 
 void MuonRule::compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) {
-  ops::orthogonalize(compute, out, in, status, options_.orthogonalize);
+  if (options_.fraction == 1) return ops::orthogonalize(compute, out, in, status, options_.orthogonalize);
+  const int64_t batch = in.size(0), rows = in.size(1), kept = kept_rows(options_.fraction, rows);
+  const auto make = [&](Shape shape, DType dtype) {
+    return Tensor::empty(compute.device(), std::move(shape), dtype, MemoryClass::scratch, "muon rows");
+  };
+  const Tensor slots = make({batch, rows}, DType::i32), norms = make({batch, rows}, DType::f64),
+               chosen = make({batch, kept, in.size(2)}, DType::f32),
+               results = make(chosen.shape(), DType::f32);
+  ops::dion_choose(compute, slots, norms, in, kept);
+  ops::dion_take(compute, chosen, in, slots);
+  ops::orthogonalize(compute, results, chosen, status, options_.orthogonalize);
+  ops::dion_put(compute, out, results, slots);
 }
 
 void MuonRule::compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,

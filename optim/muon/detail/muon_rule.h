@@ -18,6 +18,8 @@ class MuonRule : public MatrixRule {
   std::string settings() const override;
   std::vector<std::string> problems() const override { return problems_of(options_); }
   double scale(int64_t rows, int64_t cols) const override { return update_scale(options_, rows, cols); }
+  bool checks_values() const override { return true; }
+  bool keeps_unused() const override { return options_.fraction < 1; }
   void compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) override;
   /// The gram form: Gram matrices are summed over the parts.
   void compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,

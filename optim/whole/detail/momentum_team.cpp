@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include <sherd/kernels/dion/dion.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {
@@ -55,16 +56,19 @@ MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& 
       refinement_(refinement),
       team_(device, params_of(slots_), rule, *this, team_options(rule, options, refinement != nullptr),
             streams),
-      states_(device, params_of(slots_), team_, rule) {
+      states_(device, params_of(slots_), team_, rule),
+      guard_(rule.name(), device.label(), team_) {
   // A skip flag that is always set, for parameters that are frozen at present.
   skip_frozen_ = Tensor::empty(device, {1}, DType::i64, MemoryClass::optimizer, "optimizer status");
   ops::fill(device.compute(), skip_frozen_, 1);
 }
 
 void MomentumTeam::step(Stream& compute, double lr, const Tensor& skip) {
+  guard_.begin_step();
   lr_ = lr;
   skip_ = skip;
   team_.step(compute);
+  if (!rule_.checks_values()) guard_.end_step(compute);
   skip_ = Tensor();
 }
 
@@ -91,12 +95,43 @@ void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChun
 
 void MomentumTeam::compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status,
                            const std::vector<int>& matrices) {
-  if (!states_.any()) return rule_.compute(compute, out, in, status);
   std::vector<MatrixState> states;
-  states.reserve(matrices.size());
-  for (const int m : matrices)
-    states.push_back({states_.of(m), slot_of(m).param.frozen() ? skip_frozen_ : skip_});
-  rule_.compute_with_state(compute, out, in, status, states);
+  if (states_.any())
+    for (const int m : matrices)
+      states.push_back({states_.of(m), slot_of(m).param.frozen() ? skip_frozen_ : skip_});
+  const bool checks = !rule_.checks_values();
+  if (checks) {  // before the rule, which may write statuses of its own
+    ops::fill(compute, status, 0);
+    check(compute, in, status, matrices, MatrixStatus::not_finite, false);
+  }
+  guard_.call(matrices, [&] {
+    if (states.empty()) return rule_.compute(compute, out, in, status);
+    rule_.compute_with_state(compute, out, in, status, states);
+  });
+  if (checks) check_results(compute, out, status, matrices, states);
+}
+
+void MomentumTeam::check(Stream& compute, const Tensor& values, const Tensor& status,
+                         const std::vector<int>& matrices, MatrixStatus found, bool clears) {
+  const int64_t n = values.size(1) * values.size(2);
+  std::vector<CheckedSegment> segments;
+  for (size_t i = 0; i < matrices.size(); ++i)
+    if (!slot_of(matrices[i]).param.frozen())
+      segments.push_back({values.data<float>() + static_cast<int64_t>(i) * n, n,
+                          status.data<int32_t>() + static_cast<int64_t>(i)});
+  if (!segments.empty()) ops::check_finite(compute, segments, found, clears, skip_);
+}
+
+void MomentumTeam::check_results(Stream& compute, const Tensor& out, const Tensor& status,
+                                 const std::vector<int>& matrices, const std::vector<MatrixState>& states) {
+  check(compute, out, status, matrices, MatrixStatus::bad_result, true);
+  std::vector<CheckedSegment> segments;
+  for (size_t i = 0; i < states.size(); ++i) {
+    if (slot_of(matrices[i]).param.frozen()) continue;
+    for (const Tensor& t : states[i].tensors)
+      segments.push_back({t.data<float>(), t.numel(), status.data<int32_t>() + static_cast<int64_t>(i)});
+  }
+  if (!segments.empty()) ops::check_finite(compute, segments, MatrixStatus::bad_state, false, skip_);
 }
 
 void MomentumTeam::compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,
@@ -154,6 +189,16 @@ void MomentumTeam::update(Stream& compute, const Tensor& results, const MatrixCh
                        static_cast<float>(-rate * scale)});
   }
   if (!updates.empty()) ops::muon_update(compute, updates, values, skip_);
+  if (rule_.keeps_unused()) keep_unused(compute, results, chunk);
+}
+
+// The next step multiplies every element by `momentum`: this undoes it.
+void MomentumTeam::keep_unused(Stream& compute, const Tensor& results, const MatrixChunk& chunk) {
+  std::vector<DionSegment> segments;
+  for (auto& seg : chunk.updates)
+    if (const Slot& slot = slot_of(seg.matrix); !slot.param.frozen())
+      segments.push_back({slot.momentum.data<float>() + seg.local, seg.count, seg.at});
+  if (!segments.empty()) ops::dion_keep(compute, segments, results, 1 / options_.momentum, skip_);
 }
 
 }  // namespace sherd

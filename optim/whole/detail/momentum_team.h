@@ -8,6 +8,7 @@
 
 #include <sherd/kernels/ops.h>
 #include <sherd/optim/whole/detail/owned_states.h>
+#include <sherd/optim/whole/detail/rule_guard.h>
 #include <sherd/optim/whole/detail/team.h>
 #include <sherd/optim/whole/matrix_rule.h>
 #include <sherd/optim/whole/momentum_options.h>
@@ -35,6 +36,9 @@ class MomentumTeam : private MatrixClient {
   /// Queues the update on `compute`; see UpdateRule::step.
   void step(Stream& compute, double lr, const Tensor& skip);
 
+  /// As UpdateRule::require_sound().
+  void require_sound() { guard_.require_sound(); }
+
   const std::vector<Slot>& slots() const { return slots_; }
   const OwnedStates& states() const { return states_; }
   const MatrixTeam& team() const { return team_; }
@@ -49,6 +53,14 @@ class MomentumTeam : private MatrixClient {
   void update(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut) override;
   /// Returns the results as the refinement leaves them.
   Tensor refined(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut);
+  /// Keeps the momentum of elements whose result is zero (MatrixRule::keeps_unused()).
+  void keep_unused(Stream& compute, const Tensor& results, const MatrixChunk& chunk);
+  /// Queues the checks of the results and of the state.
+  void check_results(Stream& compute, const Tensor& out, const Tensor& status,
+                     const std::vector<int>& matrices, const std::vector<MatrixState>& states);
+  /// Queues a check of matrices [batch, rows, cols], but for those of frozen parameters.
+  void check(Stream& compute, const Tensor& values, const Tensor& status, const std::vector<int>& matrices,
+             MatrixStatus found, bool clears);
   const Slot& slot_of(int matrix) const { return slots_[team_.param_of(matrix)]; }
 
   std::vector<Slot> slots_;
@@ -57,6 +69,7 @@ class MomentumTeam : private MatrixClient {
   MatrixRefinement* refinement_;
   MatrixTeam team_;
   OwnedStates states_;
+  RuleGuard guard_;
   Tensor skip_frozen_;  // of parameters that are frozen: always 1
   double lr_ = 0;       // of the step that is being issued
   Tensor skip_;         // of the step that is being issued

@@ -73,8 +73,11 @@ void OwnedStates::add(Device& device, const Parameter& p, const MatrixTeam& team
   if (p.group().replicated()) saves = p.group().axes().holders_of(p.tensor_shard()).index == 0;
   const std::string& block = team.matrices()[static_cast<size_t>(matrices.front())].place.name;
   for (const auto& [key, shape] : specs) {
-    OwnedState s{
-        .param = p, .key = block.empty() ? key : key + "[" + block + "]", .matrices = here, .saves = saves};
+    OwnedState s{.param = p,
+                 .key = block.empty() ? key : key + "[" + block + "]",
+                 .matrices = here,
+                 .repeated = team.repeated_over(p),
+                 .saves = saves};
     if (p.shape().size() == 3) s.shape.push_back(p.global_shape()[0]);
     s.shape.insert(s.shape.end(), shape.begin(), shape.end());
     s.local = Tensor::empty(device, {static_cast<int64_t>(here.size()) * numel_of(shape)}, DType::f32,

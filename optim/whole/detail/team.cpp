@@ -108,13 +108,34 @@ void MatrixTeam::settle_transient_bytes() {
 
 void MatrixTeam::check_fingerprints(const MatrixWork& work) {
   // Once, at the start; a step exchanges no metadata.
-  const uint64_t mine = hash64(plan_.fingerprint, fmt::format("{} {}", chunk_elements(), options_.settings));
-  for (auto& comm : comms_.planning)
-    require_equal(
-        *comm, device_.compute(), mine,
-        fmt::format("{}: the ranks made different {} plans; give every rank the same model and the same "
-                    "{} options",
-                    device_.label(), work.name(), work.name()));
+  std::vector<uint64_t> of_each;
+  // Without names: tensor-parallel ranks have blocks of their own.
+  for (auto& m : matrices_) of_each.push_back(hash64(0, work.words_of(m)));
+  uint64_t mine = hash64(plan_.fingerprint, fmt::format("{} {}", chunk_elements(), options_.settings));
+  for (const uint64_t word : of_each) mine = hash64(mine ^ word, {});
+  for (auto& comm : comms_.planning) {
+    try {
+      require_equal(
+          *comm, device_.compute(), mine,
+          fmt::format("{}: the ranks made different {} plans; give every rank the same model and the same "
+                      "{} options",
+                      device_.label(), work.name(), work.name()));
+    } catch (const RanksDiffer& e) {  // on every rank of comm
+      const std::string matrix = matrix_that_differs(*comm, of_each);
+      if (matrix.empty()) throw;
+      throw RanksDiffer(fmt::format("{}; the cost, scale or state of matrix {} differs", e.what(), matrix),
+                        e.ranks());
+    }
+  }
+}
+
+std::string MatrixTeam::matrix_that_differs(Communicator& comm, const std::vector<uint64_t>& work) const {
+  const uint64_t count = work.size();
+  if (!compare_values(comm, device_.compute(), {&count, 1})[0].equal()) return "";
+  const std::vector<ValueComparison> all = compare_values(comm, device_.compute(), work);
+  for (size_t i = 0; i < all.size(); ++i)
+    if (!all[i].equal()) return matrices_[i].label();
+  return "";
 }
 
 void MatrixTeam::sum(Stream& compute, const Tensor& t, bool cut, bool tensor) {
@@ -294,6 +315,8 @@ Tensor MatrixTeam::statuses_of(const MatrixBatch& batch) const {
 
 Tensor MatrixTeam::copy_statuses(Stream& compute) {
   Tensor host = Tensor::host(device_, status_.shape(), DType::i32, MemoryClass::scratch, "metrics");
+  // A stream that fails before the copy leaves them fine: its own error is the one to report.
+  if (!device_.dry()) std::fill_n(host.data<int32_t>(), host.numel(), 0);
   ops::copy(compute, host, status_);
   return host;
 }
@@ -318,8 +341,15 @@ bool MatrixTeam::speaks_for(int matrix) const {
 }
 
 bool MatrixTeam::reports(const Parameter& p) const {
+  const auto repeated = repeated_over(p);
+  return std::all_of(repeated.begin(), repeated.end(),
+                     [&](const std::string& dim) { return p.group().mesh().coordinate(dim) == 0; });
+}
+
+std::vector<std::string> MatrixTeam::repeated_over(const Parameter& p) const {
   const ParamGroup& group = p.group();
-  if (group.replicated()) return true;
+  std::vector<std::string> repeated;
+  if (group.replicated()) return repeated;
   const ShardAxes& axes = group.axes();
   const auto in = [](const std::vector<std::string>& names, const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -329,10 +359,10 @@ bool MatrixTeam::reports(const Parameter& p) const {
     // Along a dimension that assigns matrices of a stack whole, ranks have different matrices.
     const auto& t = p.tensor_shard();
     const bool whole = t && t->mesh_dim == d.name && t->dim < static_cast<int>(p.shape().size()) - 2;
-    // Along all other dimensions ranks have computed the same matrices: coordinate 0 reports.
-    if (!whole && group.mesh().coordinate(d.name) != 0) return false;
+    // Along all other dimensions ranks have computed the same matrices.
+    if (!whole) repeated.push_back(d.name);
   }
-  return true;
+  return repeated;
 }
 
 std::string MatrixTeam::describe() const {

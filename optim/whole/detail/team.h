@@ -72,7 +72,8 @@ class MatrixTeam {
   void step(Stream& compute);
   /// Fails pending messages on all ranks.
   void abort(const std::string& cause) noexcept {
-    if (comms_.team) comms_.team->abort(cause);
+    for (auto& comm : {comms_.team, comms_.planning.empty() ? nullptr : comms_.planning.front()})
+      if (comm) comm->abort(cause);
   }
 
   const MatrixPlan& plan() const { return plan_; }
@@ -82,6 +83,8 @@ class MatrixTeam {
   /// Returns whether this rank speaks for the matrix: the one rank of all that compute it alike (owners, replicas,
   /// tensor-parallel parts).
   bool speaks_for(int matrix) const;
+  /// Returns the mesh dimensions along which other ranks compute the same matrices of `p`, in the mesh's order.
+  std::vector<std::string> repeated_over(const Parameter& p) const;
   /// Returns the index of a matrix's parameter among `params`.
   size_t param_of(int matrix) const { return param_of_[static_cast<size_t>(matrix)]; }
   /// Queues the sum of a tensor in place, over the ranks that keep parts of the matrices if `cut`, and over
@@ -110,6 +113,8 @@ class MatrixTeam {
   int64_t chunk_elements() const;
   void settle_transient_bytes();
   void check_fingerprints(const MatrixWork& work);
+  /// Returns the first matrix, in words, of which the ranks have other work; "" if the matrices themselves differ.
+  std::string matrix_that_differs(Communicator& comm, const std::vector<uint64_t>& work) const;
   void place_statuses();
   /// Returns whether this rank is the first of those that compute matrices of `p` alike (replicas,
   /// tensor-parallel parts).

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <sherd/optim/normuon.h>
+#include <sherd/optim/soap.h>
 #include <sherd/train/guards/replica_check.h>
 
 #include "support/toy_model.h"
@@ -57,6 +58,7 @@ class Model : public ToyModel {
  public:
   explicit Model(const DeviceMesh& mesh) : ToyModel(16, 32, 1) {
     param("cut.weight", {12}, normal(1)).set_tensor_shard({"tp", 0, mesh.size("tp"), mesh.coordinate("tp")});
+    param("soap.weight", {6, 4}, normal(1));
     table = buffer("table", {5}, DType::f32, constant(1));
     statistics = buffer("statistics", {5}, DType::f32, constant(0));
     statistics.set_per_rank();
@@ -64,21 +66,22 @@ class Model : public ToyModel {
   Buffer table, statistics;
 };
 
-/// A trained model whose matrices go to NorMuon and Muon, and the rest to AdamW.
+/// A trained model whose matrices go to NorMuon, Muon and SOAP, and the rest to AdamW.
 struct Trained {
   Trained(RankContext& r, const ReplicaArrangement& a, DType compute)
       : rank(r),
         mesh(r.world, {{"replicate", a.replicas}, {"shard", 4 / a.replicas / a.tp}, {"tp", a.tp}}),
         model(mesh) {
-    const Routing routing =
-        route(model, {.optimizer = Algorithm::adamw,
-                      .rules = {{"up.weight", NorMuon::kName}, {"down.weight", Algorithm::muon}}});
+    const Routing routing = route(model, {.optimizer = Algorithm::adamw,
+                                          .rules = {{"up.weight", NorMuon::kName},
+                                                    {"down.weight", Algorithm::muon},
+                                                    {"soap.weight", Soap::kName}}});
     FullyShardOptions o;
     o.strategy = a.strategy, o.outer = a.outer, o.compute_dtype = compute, o.layout = a.layout,
     o.allow_unused = true;
     for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
     fully_shard(model, mesh, o);
-    optimizer.emplace(model, routing, OptimizerOptions{.further = {NorMuon::factory()}});
+    optimizer.emplace(model, routing, OptimizerOptions{.further = {NorMuon::factory(), Soap::factory()}});
     Stream& s = r.device->compute();
     const Tensor tokens = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
     model.targets = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
@@ -128,6 +131,11 @@ std::vector<Memory> memory_of(Trained& t, const ReplicaArrangement& a, DType com
   for (const StateTensor& s : t.optimizer->state())
     all.push_back({fmt::format("optimizer state '{}'", s.key), s.param.name(), s.local,
                    copies_of(s.param, a.state_copies, a)});
+  for (const OwnedState& s : t.optimizer->owned_state()) {
+    int copies = 1;
+    for (const std::string& dim : s.repeated) copies *= t.mesh.size(dim);
+    all.push_back({fmt::format("optimizer state '{}'", s.key), s.param.name(), s.local, copies});
+  }
   for (const StateCounter& c : t.optimizer->counters())
     all.push_back({fmt::format("optimizer counter '{}'", c.key), c.param.name(), c.value, 4});
   all.push_back({"buffer", "table", t.model.table.data(), 4});
@@ -136,6 +144,7 @@ std::vector<Memory> memory_of(Trained& t, const ReplicaArrangement& a, DType com
 
 TEST(ReplicaCheck, AFlippedBitOfEachKindIsFoundUnderEveryStrategyLayoutAndPrecision) {
   constexpr int kRank = 2;
+  bool owned_state_found = false;  // a plan may have one owner among the replicas
   for (const ReplicaArrangement& a : kArrangements)
     for (const DType compute : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(show(a, compute));
@@ -173,7 +182,9 @@ TEST(ReplicaCheck, AFlippedBitOfEachKindIsFoundUnderEveryStrategyLayoutAndPrecis
         if (compute == DType::bf16) expected.insert("fp32 master weights");
       }
       EXPECT_THAT(expected, ::testing::IsSubsetOf(found));
+      owned_state_found = owned_state_found || found.contains("optimizer state 'soap_left_basis'");
     }
+  EXPECT_TRUE(owned_state_found);
 }
 
 }  // namespace
