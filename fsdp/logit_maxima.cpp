@@ -39,13 +39,18 @@ std::vector<std::string> AttentionHeads::problems() const {
         continue;
       }
       const Shape& shape = p.param.shape();
-      const int64_t end = p.first_row + int64_t{count} * head_dim;
+      const int64_t end = rows(p, count - 1).second;
       if (shape.empty() || shape.size() > 2 || p.first_row < 0 || end > shape[0])
         wrong.push_back(fmt::format("parameter '{}' of shape {} has no rows [{}, {})", p.param.name(),
                                     to_string(shape), p.first_row, end));
     }
   };
+  if (!alone.empty() && kv_heads != heads)
+    wrong.push_back(fmt::format(
+        "{} key heads of {} query heads, of which some have keys that all share; let each have its own",
+        kv_heads, heads));
   check(queries, heads);
+  check(alone, heads);
   check(keys, kv_heads);
   return wrong;
 }

@@ -2,17 +2,20 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/fsdp/parameter.h>
 
 namespace sherd {
 
-/// Place of a projection's heads. Head h is rows [first_row + h * head_dim, first_row + (h + 1) * head_dim)
-/// of this rank's (tensor-parallel) piece of a matrix [rows, width], or elements of a bias.
+/// Place of a projection's heads. Head h is `rows` rows from first_row + h * stride on, of this rank's (tensor-parallel)
+/// piece of a matrix [rows, width], or elements of a bias.
 struct ProjectedHeads {
   Parameter param = {};
   int64_t first_row = 0;
+  int64_t rows = 0;    // 0: the attention's head_dim
+  int64_t stride = 0;  // 0: rows
 };
 
 /// Heads of one attention. Counts and indices of heads are those of this tensor-parallel rank, whose query
@@ -23,6 +26,9 @@ struct AttentionHeads {
   /// All parameters in which the queries, resp. the keys, are linear: the weight, and the bias if there is
   /// one.
   std::vector<ProjectedHeads> queries = {}, keys = {};
+  /// Queries of keys that all heads share, the rotary part of latent attention: a clip leaves these keys alone, and the queries
+  /// take the whole factor (Kimi K2, arXiv 2507.20534). They need as many key heads as query heads.
+  std::vector<ProjectedHeads> alone = {};
   int heads = 0, kv_heads = 0, head_dim = 0;
   /// Queries or keys are normalised: the logits then do not follow from the size of the weights.
   bool normalised = false;
@@ -30,6 +36,12 @@ struct AttentionHeads {
   /// Returns the heads of a fused projection with rows q, k and v. `bias` may be undefined.
   static AttentionHeads fused(std::string name, const Parameter& weight, const Parameter& bias, int heads,
                               int kv_heads, int head_dim);
+  /// Rows [first, second) of head `head`.
+  std::pair<int64_t, int64_t> rows(const ProjectedHeads& p, int64_t head) const {
+    const int64_t count = p.rows > 0 ? p.rows : head_dim;
+    const int64_t first = p.first_row + head * (p.stride > 0 ? p.stride : count);
+    return {first, first + count};
+  }
   /// Returns all errors, each with its value; empty when valid.
   std::vector<std::string> problems() const;
 };

@@ -35,9 +35,12 @@ Var latent_attention(const Var& q, const Var& kv, const Var& k_rope, const Tenso
         return {dq, dkv, dshared};
       });
   const int64_t rows = queries.size(0);
-  const Var seen = attention(
-      packed,
-      {.batch = h.batch, .heads = h.heads, .head_dim = h.width(), .cache = o.cache, .starts = o.starts});
+  const Var seen = attention(packed, {.batch = h.batch,
+                                      .heads = h.heads,
+                                      .head_dim = h.width(),
+                                      .max_logits = o.max_logits,
+                                      .cache = o.cache,
+                                      .starts = o.starts});
   if (h.value == h.width()) return seen;
   const std::vector<Var> parts =
       split_columns(view(seen, {rows * h.heads, h.width()}), {h.value, h.width() - h.value});

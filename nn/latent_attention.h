@@ -15,7 +15,8 @@ struct LatentAttentionOptions {
   /// As AttentionOptions::cache; of heads of LatentHeads::width() columns. It keeps the keys and values of heads, not the
   /// narrower latent rows.
   KvCache::Layer* cache = nullptr;
-  Tensor starts{};  ///< as AttentionOptions::starts
+  Tensor starts{};      ///< as AttentionOptions::starts
+  Tensor max_logits{};  ///< as AttentionOptions::max_logits
 };
 
 /// Returns causal self-attention [batch * seq, heads * value] of q [batch * seq, heads * (nope + rope)], kv [batch * seq,

@@ -20,18 +20,20 @@ namespace {
 std::vector<ProjectedHeads> projections(const AttentionHeads& a) {
   std::vector<ProjectedHeads> all = a.queries;
   all.insert(all.end(), a.keys.begin(), a.keys.end());
+  all.insert(all.end(), a.alone.begin(), a.alone.end());
   return all;
 }
 
 // Adds the elements of each head that this rank holds. Layouts may cut inside of a head, which is then on
 // several ranks.
-void add_pieces(std::vector<HeadScaleSegment>& pieces, const ProjectedHeads& p, int head_dim,
+void add_pieces(std::vector<HeadScaleSegment>& pieces, const AttentionHeads& a, const ProjectedHeads& p,
                 const Tensor& factors) {
   const Tensor shard = p.param.shard();
   const ParamRange range = p.param.shard_range();
   const int64_t columns = p.param.shape().size() == 2 ? p.param.shape()[1] : 1;
   for (int64_t h = 0; h < factors.numel(); ++h) {
-    const int64_t first = (p.first_row + h * head_dim) * columns, last = first + head_dim * columns;
+    const auto [first_row, last_row] = a.rows(p, h);
+    const int64_t first = first_row * columns, last = last_row * columns;
     const int64_t begin = std::max(first, range.begin.value), end = std::min(last, range.end.value);
     if (begin < end)
       pieces.push_back(
@@ -124,13 +126,18 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
       }
     }
     const auto add_rows = [&](const std::vector<ProjectedHeads>& list, int count) {
-      for (const ProjectedHeads& p : list)
-        if (p.param.sharded())
-          rows.push_back({&p.param.group(), p.param.index_in_group(), p.first_row,
-                          p.first_row + int64_t{count} * a.head_dim, a.name, p.param.name()});
+      for (const ProjectedHeads& p : list) {
+        if (!p.param.sharded()) continue;
+        const auto add = [&](int64_t begin, int64_t end) {
+          rows.push_back({&p.param.group(), p.param.index_in_group(), begin, end, a.name, p.param.name()});
+        };
+        if (p.stride == 0) add(p.first_row, a.rows(p, count - 1).second);
+        for (int h = 0; p.stride > 0 && h < count; ++h) add(a.rows(p, h).first, a.rows(p, h).second);
+      }
     };
     add_rows(a.queries, a.heads);
     add_rows(a.keys, a.kv_heads);
+    add_rows(a.alone, a.heads);
   }
   check_rows_apart(std::move(rows), wrong);
   if (!wrong.empty())
@@ -226,7 +233,7 @@ void QkClip::apply(Stream& compute, const Tensor& skip) {
   // All layers in one message, also in a step that `skip` drops: collectives are the same in every step.
   if (data_ranks_->size() > 1) data_ranks_->all_reduce(compute, packed_, ReduceOp::max);
   if (tensor_ranks_ != nullptr) tensor_ranks_->all_gather(compute, gathered_, packed_);
-  std::vector<HeadScaleSegment> pieces;
+  std::vector<HeadScaleSegment> pieces, alone;
   int64_t at = 0;  // of the layer's query heads in packed_
   for (const Layer& l : layers_) {
     const AttentionHeads& a = l.maxima->heads();
@@ -237,14 +244,19 @@ void QkClip::apply(Stream& compute, const Tensor& skip) {
     }
     at += a.heads;
     ops::qk_clip_factors(compute, l.query, l.key, l.all, tau_, skip);
-    for (const ProjectedHeads& p : a.queries)
-      add_pieces(pieces, p, a.head_dim, l.query.flat(l.first_query, l.first_query + a.heads));
-    for (const ProjectedHeads& p : l.keys) add_pieces(pieces, p, a.head_dim, l.key);
+    const Tensor queries = l.query.flat(l.first_query, l.first_query + a.heads);
+    for (const ProjectedHeads& p : a.queries) add_pieces(pieces, a, p, queries);
+    for (const ProjectedHeads& p : l.keys) add_pieces(pieces, a, p, l.key);
+    for (const ProjectedHeads& p : a.alone) {
+      add_pieces(pieces, a, p, queries);
+      add_pieces(alone, a, p, l.key);
+    }
     // The next step's forwards start from zero.
     l.maxima->reset();
   }
   // One kernel for all layers. After a skipped step all factors are 1, and the weights keep their bits.
   ops::scale_heads(compute, pieces);
+  if (!alone.empty()) ops::scale_heads(compute, alone);
 }
 
 std::vector<Parameter> QkClip::changed() const {

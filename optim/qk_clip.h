@@ -19,7 +19,7 @@ struct QkClipOptions {
 /// After each update it takes the largest logits of the step's microbatches on all data-parallel ranks, with
 /// one all-reduce of the maximum for all layers together. They give the factor by which each head's logits
 /// exceed tau. The rows of its query and key projections are scaled down by that factor together (QkClipArgs
-/// has the formula). Where heads share a key head, the query rows take the part that the other heads do not
+/// has the formula); those of AttentionHeads::alone take all of it. Where heads share a key head, the query rows take the part that the other heads do not
 /// need. It scales the fp32 master weights, each rank the elements that it holds, and copies of them follow;
 /// momentum is unchanged. The maxima restart from zero.
 ///

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include <sherd/fsdp/logit_maxima.h>
 #include <sherd/nn/expert_parallel.h>
 #include <sherd/nn/kv_cache.h>
 #include <sherd/nn/loss.h>
@@ -61,6 +62,8 @@ class CausalModel : public Module<CausalModel> {
   /// equal on all ranks, in bits. Of no effect on other models.
   /// @param skip i64 [1] on the device, or undefined: not 0 keeps the biases (ShardRuntime::skip(), of before the step)
   virtual void update_selection_bias(const Tensor& skip = {}) { (void)skip; }
+  /// The largest logits of each block's attention; empty without CausalModelOptions::logit_maxima.
+  virtual std::vector<std::shared_ptr<LogitMaxima>> logit_maxima() { return {}; }
   /// Adds the adapters' products to their weights and sets lora_B to zeros: the same function to rounding, in weights that
   /// need no adapters. Collective, between steps; optimizer states stay. Of no effect without adapters.
   virtual void fold_adapters() {}
@@ -78,6 +81,8 @@ struct CausalModelOptions {
   int64_t logits_chunk = 1024;
   /// Adapters; every other parameter is frozen. Not of gpt2, whose weights are [in, out].
   LoraOptions lora{};
+  /// Attention keeps the largest logits of its heads, for QkClip. Not of families that normalise queries or keys, nor of gpt2.
+  bool logit_maxima = false;
 };
 
 /// Builds the model; parameters are only described. @throws InvalidArgument for a description whose numbers

@@ -158,6 +158,8 @@ void Rules::check_frozen() const {
   }
   if (c.model.empty()) refuse("--lora-rank {}: the byte model has no adapters; give --model", c.lora_rank);
   if (c.lora_alpha == 0) refuse("--lora-alpha 0: must be greater than 0");
+  if (c.qk_clip > 0)
+    refuse("--qk-clip {}: adapters leave the weights as they are; leave it, or --lora-rank, out", c.qk_clip);
 }
 
 void Rules::check_machine() const {

@@ -26,6 +26,11 @@ Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParall
   qkv_ = tp.cut(param("qkv.weight", {3 * att, d}, sherd::normal(kStd))
                     .set_row_blocks(sherd::stacked_blocks({att, att, att}, {"q", "k", "v"})),
                 0);
+  if (shape.logit_maxima) {
+    const int heads = static_cast<int>(heads_), width = static_cast<int>(d / shape.heads);
+    maxima_ = std::make_shared<sherd::LogitMaxima>(
+        sherd::AttentionHeads::fused("qkv", qkv_, {}, heads, heads, width));
+  }
   proj_ = tp.cut(param("proj.weight", {d, att}, sherd::normal(small)), 1);
   norm2_ = param("norm2.weight", {d}, sherd::constant(1));
   if (shape.moe.experts > 0) {
@@ -39,7 +44,9 @@ Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParall
 
 Var Block::forward(const Var& x, int64_t batch, const nn::LayerBalance& balance) {
   const Var qkv = nn::linear(tp_.copied(nn::rms_norm(x, norm1_)), qkv_);
-  const Var mid = nn::add_row_parallel(tp_, x, nn::causal_attention(qkv, batch, heads_), proj_);
+  const Tensor most = maxima_ ? maxima_->values(qkv.device()) : Tensor();
+  const Var seen = nn::attention(qkv, {.batch = batch, .heads = heads_, .max_logits = most});
+  const Var mid = nn::add_row_parallel(tp_, x, seen, proj_);
   const Var in = nn::rms_norm(mid, norm2_);
   if (moe_) return mid + (*moe_)(in, balance);
   if (tp_.size() == 1) return nn::gelu_mlp(in, fc_, out_, mid);
@@ -62,6 +69,13 @@ Experts* Gpt::experts(size_t i) {
 
 void Gpt::set_recompute(bool on) {
   for (Block& b : blocks_) b.set_recompute(on);
+}
+
+std::vector<std::shared_ptr<sherd::LogitMaxima>> Gpt::logit_maxima() {
+  std::vector<std::shared_ptr<sherd::LogitMaxima>> all;
+  for (Block& b : blocks_)
+    if (b.logit_maxima()) all.push_back(b.logit_maxima());
+  return all;
 }
 
 Var Gpt::hidden(const Var& tokens, float loss_scale) {

@@ -21,6 +21,7 @@ using sherd::nn::Var;
 struct GptShape {
   int64_t dim = 128, layers = 4, heads = 4, seq = 128;
   MoeShape moe{};
+  bool logit_maxima = false;  // as CausalModelOptions::logit_maxima
   static constexpr int64_t kVocab = 256;
 };
 
@@ -37,12 +38,15 @@ class Block : public sherd::nn::Module<Block> {
   Var forward(const Var& x, int64_t batch, const sherd::nn::LayerBalance& balance);
   /// Null in a dense model.
   MoeMlp* moe() { return moe_.get(); }
+  /// Null without GptShape::logit_maxima.
+  const std::shared_ptr<sherd::LogitMaxima>& logit_maxima() const { return maxima_; }
 
  private:
   TensorParallel tp_;
   int64_t heads_;  // of this rank
   Parameter norm1_, qkv_, proj_, norm2_, fc_, out_;
   std::unique_ptr<MoeMlp> moe_;
+  std::shared_ptr<sherd::LogitMaxima> maxima_;
 };
 
 /// The ranks of `tp`, whose size divides heads and the vocabulary, get the same tokens and targets, and give the
@@ -54,6 +58,7 @@ class Gpt : public sherd::nn::CausalModel {
   Block& block(size_t i) override { return blocks_[i]; }
   Experts* experts(size_t i) override;
   void set_recompute(bool on) override;
+  std::vector<std::shared_ptr<sherd::LogitMaxima>> logit_maxima() override;
 
   sherd::nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, sherd::nn::ObjectiveScale scale,
                                   const Tensor& starts) override;

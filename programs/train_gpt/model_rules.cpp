@@ -64,6 +64,12 @@ void check_model(const TrainConfig& c, const ModelSource& source, std::vector<st
     problems.push_back(fmt::format(
         "--moe-bias-speed {}: --model {} is of family {}, which has no selection bias; leave it out",
         c.moe_bias_speed, c.model, to_string(source.config.description.family)));
+  const sherd::nn::ModelDescription& d = source.config.description;
+  if (c.qk_clip > 0 && (d.qk_norm || d.family == sherd::nn::ModelFamily::gpt2))
+    problems.push_back(
+        fmt::format("--qk-clip {}: --model {} {}; leave it out", c.qk_clip, c.model,
+                    d.qk_norm ? "normalises queries and keys, whose logits do not follow from their weights"
+                              : "has weights [in, out], which are not clipped"));
   if (c.lora_rank > 0 && source.config.description.family == sherd::nn::ModelFamily::gpt2)
     problems.push_back(
         fmt::format("--lora-rank {}: --model {} is of family gpt2, which has no adapters; leave it out",

@@ -34,7 +34,12 @@ nn::ModelDescription description_of(const TrainConfig& c) {
 
 GptShape byte_shape(const TrainConfig& c) {
   const MoeShape moe{c.experts, c.expert_top_k, static_cast<float>(c.moe_aux)};
-  return {.dim = c.dim, .layers = c.layers, .heads = c.heads, .seq = c.seq, .moe = moe};
+  return {.dim = c.dim,
+          .layers = c.layers,
+          .heads = c.heads,
+          .seq = c.seq,
+          .moe = moe,
+          .logit_maxima = c.qk_clip > 0 && c.trains()};
 }
 
 // What a folder holds besides weights, with the configuration that the run follows: for models that do not
@@ -158,7 +163,8 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
                               .ep = ep,
                               .sequence_parallel = c.sequence_parallel,
                               .logits_chunk = chunk,
-                              .lora = lora_options(c)});
+                              .lora = lora_options(c),
+                              .logit_maxima = c.qk_clip > 0 && c.trains()});
 }
 
 sherd::TokenWork token_work(const TrainConfig& c) {

@@ -9,6 +9,7 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/nn/hf/adapter_folder.h>
+#include <sherd/optim/qk_clip.h>
 
 #include "misfit.h"
 #include "muon_config.h"
@@ -116,6 +117,9 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
     if (uses(config, "soap")) optimizer.further.push_back(Soap::factory(soap_options(config)));
     optimizer.skip_non_finite = config.skip_non_finite;
     optimizer_.emplace(model_, routing_, optimizer);
+    if (auto maxima = model_.logit_maxima(); !maxima.empty())
+      optimizer_->after_update(
+          std::make_shared<QkClip>(model_, std::move(maxima), QkClipOptions{config.qk_clip}));
   }
   if (!config.resume.empty()) resume();
 }

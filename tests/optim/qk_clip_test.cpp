@@ -26,6 +26,7 @@ struct Attentions : GivenGradients {
   Parameter qkv = add("qkv.weight", {(kHeads + 2 * kKvHeads) * kDim, kWidth}),
             bias = add("qkv.bias", {(kHeads + 2 * kKvHeads) * kDim}),
             q = add("q.weight", {kHeads * kDim, kWidth}), k = add("k.weight", {kHeads * kDim, kWidth}),
+            q_b = add("q_b.weight", {kHeads * kDim, kWidth}), kv_b = add("kv_b.weight", {kHeads * 5, kWidth}),
             other = add("other.weight", {6, 4});
   std::shared_ptr<LogitMaxima> fused =
       std::make_shared<LogitMaxima>(AttentionHeads::fused("fused", qkv, bias, kHeads, kKvHeads, kDim));
@@ -35,9 +36,19 @@ struct Attentions : GivenGradients {
                                                                                     .heads = kHeads,
                                                                                     .kv_heads = kHeads,
                                                                                     .head_dim = kDim});
+  /// Latent attention: two rows of a head of q_b without positions and a rotary one; two of kv_b are keys, three values.
+  std::shared_ptr<LogitMaxima> latent =
+      std::make_shared<LogitMaxima>(AttentionHeads{.name = "latent",
+                                                   .queries = {{q_b, 0, 2, kDim}},
+                                                   .keys = {{kv_b, 0, 2, 5}},
+                                                   .alone = {{q_b, 2, 1, kDim}},
+                                                   .heads = kHeads,
+                                                   .kv_heads = kHeads,
+                                                   .head_dim = kDim});
+  std::vector<std::shared_ptr<LogitMaxima>> all() const { return {fused, apart, latent}; }
   /// As forwards of two microbatches would leave them: the largest of head h is on some rank.
   void raise(Device& device, int rank, int ranks, int number) {
-    for (LogitMaxima* m : {fused.get(), apart.get()}) {
+    for (const auto& m : all()) {
       std::vector<float> values;
       for (int h = 0; h < kHeads; ++h)
         values.push_back(h % ranks == rank ? maximum(h, number) : 0.5f * static_cast<float>(h));
@@ -62,9 +73,7 @@ Weights train_clipped(int ranks, int replicas, const FullyShardOptions& o, bool 
     fully_shard(model, mesh, o);
     Optimizer optimizer(model, routing, {.weight_decay = 0.1});
     if (clips)
-      optimizer.after_update(
-          std::make_shared<QkClip>(model, std::vector<std::shared_ptr<LogitMaxima>>{model.fused, model.apart},
-                                   QkClipOptions{.tau = kTau}));
+      optimizer.after_update(std::make_shared<QkClip>(model, model.all(), QkClipOptions{.tau = kTau}));
     for (int step = 0; step < 2; ++step) {
       model.raise(*r.device, r.world->rank(), ranks, step);
       model.train(optimizer, 0.125, spoil);
@@ -110,6 +119,13 @@ void clip(Weights& w, int step) {
     }
     scale("q.weight", kWidth, 0, h, gamma(h) / own);
     scale("k.weight", kWidth, 0, h, own);
+    const auto rows = [&](const std::string& name, int first, int count, float factor) {
+      for (int i = first * kWidth; i < (first + count) * kWidth; ++i)
+        w.at(name)[static_cast<size_t>(i)] *= factor;
+    };
+    rows("q_b.weight", h * kDim, kDim, gamma(h) / own);
+    rows("q_b.weight", h * kDim + 2, 1, own);
+    rows("kv_b.weight", h * 5, 2, own);
   }
 }
 
@@ -123,9 +139,7 @@ TEST(QkClip, IsThePlainComputationInBitsOnEveryMesh) {
       fully_shard(*model, DeviceMesh(r.world, {{"shard", 1}}));
       Optimizer optimizer(*model, routing, {.weight_decay = 0.1});
       if (model == &clipped)
-        optimizer.after_update(std::make_shared<QkClip>(
-            *model, std::vector<std::shared_ptr<LogitMaxima>>{model->fused, model->apart},
-            QkClipOptions{.tau = kTau}));
+        optimizer.after_update(std::make_shared<QkClip>(*model, model->all(), QkClipOptions{.tau = kTau}));
       model->raise(*r.device, 0, 1, 0);
       model->train(optimizer, 0.125);
     }

@@ -70,7 +70,12 @@ float embedding_scale(const ModelDescription& m, DType dtype) {
 }  // namespace
 
 Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
-    : context_{m, o.tp, layout_of(m), o.lora.rank > 0 ? std::make_shared<Adapters>(o.lora) : nullptr, {}},
+    : context_{m,
+               o.tp,
+               layout_of(m),
+               o.lora.rank > 0 ? std::make_shared<Adapters>(o.lora) : nullptr,
+               {},
+               o.logit_maxima},
       all_ranks_(o.ep.all ? o.ep.all : o.tp.comm),
       logits_chunk_(o.logits_chunk),
       sequence_parallel_(o.sequence_parallel),
@@ -175,6 +180,13 @@ CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, Objectiv
                               const Tensor& starts) {
   return vocab_parallel_linear_cross_entropy(vocabulary_, hidden(tokens, scale.balance, starts), head_,
                                              targets, scale.loss, logits_chunk_, sequence_parallel_);
+}
+
+std::vector<std::shared_ptr<LogitMaxima>> Decoder::logit_maxima() {
+  std::vector<std::shared_ptr<LogitMaxima>> all;
+  for (DecoderLayer& layer : layers_)
+    if (auto maxima = layer.logit_maxima()) all.push_back(std::move(maxima));
+  return all;
 }
 
 void Decoder::fold_adapters() {

@@ -27,6 +27,10 @@ class DecoderLayer : public Module<DecoderLayer> {
   /// That attention sees on this rank, and their width.
   int64_t cached_heads() const { return latent_ ? latent_->cached_heads() : attention_->cached_heads(); }
   int64_t cached_width() const { return latent_ ? latent_->cached_width() : attention_->cached_width(); }
+  /// Null without CausalModelOptions::logit_maxima.
+  std::shared_ptr<LogitMaxima> logit_maxima() const {
+    return latent_ ? latent_->logit_maxima() : attention_->logit_maxima();
+  }
   /// Null in a dense layer.
   Experts* experts() { return mixture_ ? &mixture_->experts() : nullptr; }
   const Mixture* mixture() const { return mixture_.get(); }
@@ -57,6 +61,7 @@ class Decoder : public CausalModel {
   void set_recompute(bool on) override;
   void update_selection_bias(const Tensor& skip) override;
   void fold_adapters() override;
+  std::vector<std::shared_ptr<LogitMaxima>> logit_maxima() override;
 
  private:
   /// How rows lie in a forward of these tokens; with a cache they are whole on every rank.

@@ -64,6 +64,17 @@ LatentSelfAttention::LatentSelfAttention(const Context& context, std::shared_ptr
   kv_b_ = tp.cut(kv_b, 0);
   out_ = tp.cut(matrix("o_proj", m.dim, heads_ * l.value), 1);
   if (m.out_bias) out_bias_ = param("o_proj.bias", {m.dim}, constant(0));
+  if (context.logit_maxima) {
+    // Rows of a head: q has the part without positions and the rotary one, kv_b keys and values.
+    AttentionHeads of{.name = context.path,
+                      .heads = static_cast<int>(heads_),
+                      .kv_heads = static_cast<int>(heads_),
+                      .head_dim = static_cast<int>(m.head_dim)};
+    of.queries.push_back({q_b_, 0, l.nope, m.head_dim});
+    of.keys.push_back({kv_b_, 0, l.nope, l.nope + l.value});
+    of.alone.push_back({q_b_, l.nope, l.rope, m.head_dim});
+    maxima_ = std::make_shared<LogitMaxima>(std::move(of));
+  }
   const auto adapt = [&](std::vector<Adapter>& to, const char* name, const Parameter& weight, WeightCut cut) {
     context.adapt(to, name, weight, cut, 0, [this](std::string local, Shape shape, Init init) {
       return param(std::move(local), std::move(shape), std::move(init));
@@ -106,7 +117,8 @@ Var LatentSelfAttention::forward(const SequenceRows& rows, const Var& residual, 
                                            .value = l.value,
                                            .interleaved = l.interleaved},
                                  .cache = cache,
-                                 .starts = starts};
+                                 .starts = starts,
+                                 .max_logits = maxima_ ? maxima_->values(kv.device()) : Tensor()};
   if (m.rope.yarn) {
     options.heads.rotation_scale = static_cast<float>(m.rope.yarn->rotation_scale());
     options.score_scale = static_cast<float>(m.rope.yarn->score_scale());

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include <sherd/fsdp/logit_maxima.h>
 #include <sherd/nn/kv_cache.h>
 #include <sherd/nn/models/detail/parts.h>
 #include <sherd/nn/models/detail/rope_table.h>
@@ -24,11 +25,13 @@ class LatentSelfAttention : public Module<LatentSelfAttention> {
   int64_t cached_heads() const { return heads_; }
   /// Of a cached key or value.
   int64_t cached_width() const;
+  const std::shared_ptr<LogitMaxima>& logit_maxima() const { return maxima_; }
 
  private:
   Var queries(const SequenceRows::Entered& x) const;
 
   Context context_;
+  std::shared_ptr<LogitMaxima> maxima_;  // null: not kept
   std::shared_ptr<RopeTable> rope_;
   int64_t heads_;                              // of this rank
   Parameter q_a_, q_a_bias_, q_a_norm_, q_b_;  // q_b alone without a rank of queries

@@ -31,6 +31,7 @@ struct Context {
   WeightLayout layout = WeightLayout::out_in;
   std::shared_ptr<Adapters> adapters = nullptr;  // of the model; null: none
   std::string path = {};                         // of the module that is built, "model.layers.0.mlp."
+  bool logit_maxima = false;                     // as CausalModelOptions::logit_maxima
 
   /// The shape of a weight of so many inputs and outputs, and the dimensions that they are.
   Shape weight(int64_t in, int64_t out) const;

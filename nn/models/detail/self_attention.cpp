@@ -49,6 +49,19 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
   context.adapt(of_keys, names.k, weights_[1], keys_cut, queries, declare);
   context.adapt(of_keys, names.v, weights_[2], keys_cut, queries + local_kv * m.head_dim, declare);
   context.adapt(out_adapters_, names.out, out_, WeightCut::in, 0, declare);
+  if (context.logit_maxima) {
+    AttentionHeads of{.name = context.path,
+                      .heads = static_cast<int>(heads_),
+                      .kv_heads = static_cast<int>(kv_heads_),
+                      .head_dim = static_cast<int>(m.head_dim),
+                      .normalised = m.qk_norm};
+    for (const std::vector<Parameter>* all : {&weights_, &biases_}) {
+      if (all->empty()) continue;
+      of.queries.push_back({all->at(0)});
+      of.keys.push_back({all->at(1), whole ? shared_.front() * m.head_dim : 0});
+    }
+    maxima_ = std::make_shared<LogitMaxima>(std::move(of));
+  }
   if (!m.qk_norm) return;
   q_norm_ = param("q_norm.weight", {is_olmo(m) ? heads_ * m.head_dim : m.head_dim}, context.norm_values());
   k_norm_ = param("k_norm.weight", {is_olmo(m) ? kv_heads_ * m.head_dim : m.head_dim}, context.norm_values());
@@ -95,7 +108,7 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
                                       .heads = heads_,
                                       .kv_heads = kv_heads_,
                                       .head_dim = m.head_dim,
-                                      .max_logits = {},
+                                      .max_logits = maxima_ ? maxima_->values(packed.device()) : Tensor(),
                                       .window = window_,
                                       .sinks = sinks_,
                                       .cache = cache,

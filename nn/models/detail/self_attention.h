@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include <sherd/fsdp/logit_maxima.h>
 #include <sherd/nn/kv_cache.h>
 #include <sherd/nn/models/detail/parts.h>
 #include <sherd/nn/models/detail/rope_table.h>
@@ -24,11 +25,13 @@ class SelfAttention : public Module<SelfAttention> {
   /// That this rank's queries see.
   int64_t cached_heads() const { return kv_heads_; }
   int64_t cached_width() const { return context_.model.head_dim; }
+  const std::shared_ptr<LogitMaxima>& logit_maxima() const { return maxima_; }
 
  private:
   Var qkv(const SequenceRows& rows, const Var& x) const;
 
   Context context_;
+  std::shared_ptr<LogitMaxima> maxima_;  // null: not kept
   std::shared_ptr<RopeTable> rope_;
   int64_t window_;
   int64_t heads_;                            // of this rank

@@ -115,6 +115,25 @@ TEST_P(ModelRun, GoesOnElsewhereInBits) {
 INSTANTIATE_TEST_SUITE_P(Families, ModelRun, ::testing::Values("llama", "qwen3_moe", "deepseek_v3"),
                          [](const auto& p) { return p.param; });
 
+TEST(ModelClip, IsTheSameUnderAllArrangementsAndRefusedForNormalisedHeads) {
+  for (const std::string family : {"llama", "deepseek_v3"}) {
+    const Flags dense = {"--optimizer", "muon"},
+                free = family == "llama" ? dense : dense + Flags{"--moe-aux", "0"},
+                clip = free + Flags{"--qk-clip", "0.02"}, ranks = {"--ranks", "4"};
+    const Outcome one = train(family, clip),
+                  want = train(family, clip + ranks + Flags{"--strategy", "zero0"});
+    EXPECT_NE(one.weights, train(family, free).weights) << family << ": nothing was clipped";
+    expect_close_losses(want, one, 1e-4, family);
+    for (const Flags& other : {Flags{"--strategy", "zero3", "--recompute", "blocks"},
+                               Flags{"--strategy", "zero2", "--layout", "whole_param"}})
+      EXPECT_TRUE(train(family, clip + ranks + other) == want) << family << show(other);
+    expect_close_losses(train(family, clip + ranks + Flags{"--tp", "2"}), one, 1e-4, family + " tp 2");
+  }
+  const Finished run = run_train_gpt(model("qwen3") + Flags{"--qk-clip", "1"});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_THAT(run.err, HasSubstr("--qk-clip 1: --model"));
+}
+
 TEST(ModelFolders, ComeBackByteForByteAndAreRefusedByName) {
   for (const std::string family : {"gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral",
                                    "deepseek_v3", "olmo2", "glm4_moe", "olmo3", "gemma3_text", "gpt_oss"}) {
