@@ -27,10 +27,11 @@ void check(const Tensor& x, const Offsets& offsets, const Parameter& w, const Pa
   if (s.size() != 3 || x.shape().size() != 2 || x.size(1) != s[in_out ? 1 : 2] ||
       (bias.defined() && bias.shape() != Shape{s[0], s[in_out ? 2 : 1]}))
     throw ShapeMismatch(
-        fmt::format("grouped_linear: x is {}, {} is {}{}; wanted are x [n, in], weight [groups, {}] and "
-                    "bias [groups, out]",
-                    to_string(x.shape()), w.name(), to_string(s), in_out ? "in, out" : "out, in",
-                    bias.defined() ? fmt::format(", {} is {}", bias.name(), to_string(bias.shape())) : ""));
+        fmt::format("grouped_linear: x is {}, {} is {}{}; wanted are x [n, in], weight [groups, {}] and bias "
+                    "[groups, out]",
+                    to_string(x.shape()), w.name(), to_string(s),
+                    bias.defined() ? fmt::format(", {} is {}", bias.name(), to_string(bias.shape())) : "",
+                    in_out ? "in, out" : "out, in"));
   if (static_cast<int64_t>(offsets.size()) != s[0] + 1 || offsets.front() != 0 ||
       offsets.back() != x.size(0) || !std::is_sorted(offsets.begin(), offsets.end()))
     throw ShapeMismatch(

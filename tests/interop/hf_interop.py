@@ -51,7 +51,7 @@ CONFIGS = {
     "olmo2": Olmo2Config(**SIZES, tie_word_embeddings=True),
     "olmo3": Olmo3Config(**{**SIZES, "num_hidden_layers": 4}, sliding_window=7, tie_word_embeddings=True,
                          rope_parameters={"sliding_attention": dict(rope_type="default", rope_theta=1234.5),
-                                          "full_attention": dict(rope_type="yarn", rope_theta=2345.5, factor=8.0, attention_factor=1.2,
+                                          "full_attention": dict(rope_type="yarn", rope_theta=2345.5, factor=8.0, attention_factor=1.2, beta_fast=16.0, beta_slow=2.0,
                                                                  original_max_position_embeddings=16)}),
     "gemma3_text": Gemma3TextConfig(**{**SIZES, "num_hidden_layers": 4}, head_dim=12, sliding_window=7, query_pre_attn_scalar=16,
                                     layer_types=["sliding_attention", "full_attention"] * 2,
@@ -59,7 +59,7 @@ CONFIGS = {
                                                      "full_attention": dict(rope_type="linear", rope_theta=2345.5, factor=8.0)}),
     "gemma3_untied": Gemma3TextConfig(**SIZES, head_dim=8, attention_bias=True, tie_word_embeddings=False),
     "gpt_oss": GptOssConfig(**SIZES, head_dim=12, num_local_experts=4, num_experts_per_tok=2, sliding_window=7,
-                            rope_parameters=dict(rope_type="yarn", rope_theta=1234.5, factor=8.0, truncate=False,
+                            rope_parameters=dict(rope_type="yarn", rope_theta=1234.5, factor=8.0, truncate=False, beta_fast=16.0, beta_slow=2.0,
                                                  original_max_position_embeddings=16)),
     "gpt2": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=80),
 }

@@ -25,8 +25,12 @@ inline void add_latent(const nlohmann::json& c, nn::ModelDescription& m) {
   m.head_dim = l.nope + l.rope;
   const auto& rope = c.at("rope_parameters");
   if (rope.at("rope_type") == "yarn")
-    m.rope.yarn = {rope.at("factor"), rope.at("beta_fast"),      rope.at("beta_slow"),
-                   rope.at("mscale"), rope.at("mscale_all_dim"), rope.at("original_max_position_embeddings")};
+    m.rope.yarn = {.factor = rope.at("factor"),
+                   .beta_fast = rope.at("beta_fast"),
+                   .beta_slow = rope.at("beta_slow"),
+                   .mscale = rope.at("mscale"),
+                   .mscale_all_dim = rope.at("mscale_all_dim"),
+                   .original_max_position_embeddings = rope.at("original_max_position_embeddings")};
 }
 
 inline void add_groups(const nlohmann::json& c, nn::ModelDescription& m) {
@@ -98,7 +102,7 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   if (!c.contains("num_local_experts")) return m;
   m.mixture.experts = c.at("num_local_experts"), m.mixture.top_k = c.at("num_experts_per_tok");
   m.mixture.hidden = c.value("moe_intermediate_size", m.hidden);
-  m.mixture.normalise = m.family == ModelFamily::mixtral || c.at("norm_topk_prob").get<bool>();
+  m.mixture.normalise = c.value("norm_topk_prob", true);  // of mixtral and gpt_oss always
   return m;
 }
 
