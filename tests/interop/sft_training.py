@@ -22,7 +22,7 @@ ARRANGEMENTS = {
     "1 rank": [],
     "4 ranks zero3": ["--ranks", 4, "--grad-accum", 2],
     "4 ranks, 2 replicas, zero2": ["--ranks", 4, "--replicas", 2, "--strategy", "zero2"],
-    "tp 2 of 4, sequence parallel, recompute": ["--ranks", 4, "--tp", 2, "--sequence-parallel", "--recompute", "blocks"],
+    "tp 2 of 4, sequence parallel, recompute": ["--ranks", 4, "--tp", 2, "--sequence-parallel", "true", "--recompute", "blocks"],
 }
 
 
@@ -114,6 +114,14 @@ def losses_of(metrics):
     return [step["loss"] for step in map(json.loads, metrics.read_text().splitlines()) if "loss" in step]
 
 
+def losses_resumed(program, flags, again, save):
+    """Of a run on 4 ranks that stops and resumes on 2, with the flags `again`."""
+    first, second = (Path(f"{save}-{name}.jsonl") for name in ("first", "second"))
+    run(program, *flags, "--ranks", 4, "--stop-at", 7, "--save", save, "--metrics", first)
+    run(program, *again, "--ranks", 2, "--resume", save, "--metrics", second)
+    return losses_of(first) + losses_of(second)
+
+
 def compare(what, ours, theirs):
     worst = max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True))
     print(f"{what}: losses {theirs[0]:.6f} to {theirs[-1]:.6f}, largest relative difference {worst:.1e}")
@@ -141,9 +149,7 @@ def train_models(program, models, work):
                 compare(f"{title}, {name}", losses_of(work / "metrics.jsonl"), theirs)
             # The next example follows on other ranks.
             save = work / f"{family}-{packed}"
-            run(program, *common, "--ranks", 4, "--stop-at", 7, "--save", save, "--metrics", work / "first.jsonl")
-            run(program, *common, "--ranks", 2, "--resume", save, "--metrics", work / "second.jsonl")
-            compare(f"{title}, resumed", losses_of(work / "first.jsonl") + losses_of(work / "second.jsonl"), theirs)
+            compare(f"{title}, resumed", losses_resumed(program, common, common, save), theirs)
 
 
 def train_adapters(program, models, work, peft):
@@ -152,7 +158,9 @@ def train_adapters(program, models, work, peft):
         examples = make_examples(vocab)
         write_examples(work / "chats", examples)
         common = flags_of(models / family, work / "chats", True)
-        common += ["--lora-rank", 4, "--lora-alpha", 8, "--lora-targets", "_proj"]
+        # Where dense MLPs are targets of a model with experts, PEFT adapts its stacks of experts, too.
+        targets = "self_attn" if family == "deepseek_v3" else "_proj"
+        common += ["--lora-rank", 4, "--lora-alpha", 8, "--lora-targets", targets]
         first, last, merged = (work / f"{family}-{name}" for name in ("first", "last", "merged"))
         run(program, *common, "--steps", 0, "--export-adapter", first)
         base = AutoModelForCausalLM.from_pretrained(models / family, dtype=torch.float32, attn_implementation="eager")
@@ -177,9 +185,7 @@ def train_adapters(program, models, work, peft):
             if made.shape[1] != tokens.shape[1] + 5:
                 sys.exit(f"{family}, {name}: the merged folder does not generate")
         save = work / f"{family}-adapters"
-        run(program, *common, "--ranks", 4, "--stop-at", 7, "--save", save, "--metrics", work / "first.jsonl")
-        run(program, *common[4:], "--ranks", 2, "--resume", save, "--metrics", work / "second.jsonl")
-        compare(f"{family}, adapters, resumed", losses_of(work / "first.jsonl") + losses_of(work / "second.jsonl"), theirs)
+        compare(f"{family}, adapters, resumed", losses_resumed(program, common, [], save), theirs)
 
 
 def train_frozen(program, models, work):
