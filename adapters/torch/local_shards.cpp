@@ -1,6 +1,8 @@
 #include <sherd/torch/local_shards.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -8,6 +10,7 @@
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/optim/clip.h>
 #include <sherd/torch/detail/attached.h>
+#include <sherd/torch/detail/kept_state.h>
 #include <sherd/torch/detail/model.h>
 #include <sherd/torch/detail/tensor_memory.h>
 #include <sherd/torch/detail/torch_device.h>
@@ -41,17 +44,39 @@ at::Tensor view_of_shard(const Tensor& memory, const Parameter& parameter,
 }  // namespace
 
 struct LocalShards::Impl {
-  struct Shard {
-    Parameter parameter;
-    at::Tensor values;
-  };
   ModuleBase& root;
   bool skip_non_finite;
   std::weak_ptr<ShardRuntime> runtime = runtime_of(root).weak_from_this();
   int64_t skipped = 0;
   std::shared_ptr<detail::TorchDevice> device = detail::TorchDevice::of(runtime_of(root).device());
-  std::vector<Shard> shards = {};
+  std::vector<detail::NamedShard> shards = {};
+  std::optional<sherd::Optimizer> kept = {};
+
+  /// Calls `update` while the shards have the gradients.
+  void update_with_gradients(const std::function<void()>& update);
 };
+
+void LocalShards::Impl::update_with_gradients(const std::function<void()>& update) {
+  const auto on_compute = device->on_compute();
+  // Whatever ends the update: the gradients' buffers are the next step's.
+  struct Gradients {
+    std::vector<detail::NamedShard>& shards;
+    std::vector<at::Tensor> views;
+    ~Gradients() {
+      for (auto& [parameter, values] : shards) values.mutable_grad() = at::Tensor();
+      for (const at::Tensor& view : views)
+        if (view.numel() > 0)
+          detail::take_memory_away(
+              *view.storage().unsafeGetStorageImpl(),
+              "a gradient of sherd::torch::LocalShards, outside of the function that step() was given");
+    }
+  } gradients{shards, {}};
+  for (auto& [parameter, values] : shards)
+    if (!parameter.frozen())
+      values.mutable_grad() =
+          gradients.views.emplace_back(view_of_shard(parameter.grad_shard(), parameter, *device));
+  update();
+}
 
 LocalShards::LocalShards(::torch::nn::Module& root, bool skip_non_finite)
     : impl_(new Impl{root_of(root), skip_non_finite}) {
@@ -61,7 +86,7 @@ LocalShards::LocalShards(::torch::nn::Module& root, bool skip_non_finite)
     if (!parameter.trainable()) continue;
     impl_->shards.push_back(
         {parameter, view_of_shard(parameter.shard(), parameter, *impl_->device).requires_grad_(true)});
-    owner.lend(impl_->shards.back().values,
+    owner.lend(impl_->shards.back().second,
                "a shard of sherd::torch::LocalShards, whose model is gone, and its memory with it");
   }
   owner.note_user_of_gradients();
@@ -71,19 +96,25 @@ LocalShards::~LocalShards() = default;
 
 std::vector<at::Tensor> LocalShards::parameters() const {
   std::vector<at::Tensor> all;
-  for (const auto& s : impl_->shards) all.push_back(s.values);
+  for (const auto& [parameter, values] : impl_->shards) all.push_back(values);
   return all;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> LocalShards::named_parameters() const {
   std::vector<std::pair<std::string, at::Tensor>> all;
-  for (const auto& s : impl_->shards) all.emplace_back(s.parameter.name(), s.values);
+  for (const auto& [parameter, values] : impl_->shards) all.emplace_back(parameter.name(), values);
   return all;
 }
 
 bool LocalShards::step(const std::function<void()>& update) {
   const auto runtime = impl_->runtime.lock();
   if (!runtime) throw InvalidArgument("LocalShards::step(): the model is gone");
+  if (impl_->kept) {
+    auto& state = dynamic_cast<detail::KeptState&>(impl_->kept->rule(detail::KeptState::kName));
+    const detail::KeptState::Run run(state, [&] { impl_->update_with_gradients(update); });
+    impl_->kept->step(0);  // the optimizers have their own learning rates
+    return state.stepped();
+  }
   runtime->require_gradients("LocalShards::step()");
   if (impl_->skip_non_finite && !runtime->skip().defined()) clip_grad_norm(impl_->root, 0);  // measures
   Stream& compute = runtime->device().compute();
@@ -92,32 +123,30 @@ bool LocalShards::step(const std::function<void()>& update) {
   WeightsChange change(*runtime);
   impl_->device->join();  // waits for the reductions and for readers of the weights
   if (skip == 0) {
-    const auto on_compute = impl_->device->on_compute();
-    // Whatever ends the update: the gradients' buffers are the next step's.
-    struct Gradients {
-      std::vector<Impl::Shard>& shards;
-      std::vector<at::Tensor> views;
-      ~Gradients() {
-        for (Impl::Shard& s : shards) s.values.mutable_grad() = at::Tensor();
-        for (const at::Tensor& view : views)
-          if (view.numel() > 0)
-            detail::take_memory_away(
-                *view.storage().unsafeGetStorageImpl(),
-                "a gradient of sherd::torch::LocalShards, outside of the function that step() was given");
-      }
-    } gradients{impl_->shards, {}};
-    for (auto& s : impl_->shards)
-      if (!s.parameter.frozen())
-        s.values.mutable_grad() = gradients.views.emplace_back(
-            view_of_shard(s.parameter.grad_shard(), s.parameter, *impl_->device));
     change.begin_update();
-    update();
+    impl_->update_with_gradients(update);
   }
   change.end();
   impl_->skipped += skip;
   return skip == 0;
 }
 
-int64_t LocalShards::skipped() const { return impl_->skipped; }
+int64_t LocalShards::skipped() const { return impl_->skipped + (impl_->kept ? impl_->kept->skipped() : 0); }
+
+sherd::Optimizer& LocalShards::keep(std::vector<detail::KeptOptimizer> optimizers) {
+  if (impl_->runtime.expired()) throw InvalidArgument("LocalShards::keep_state(): the model is gone");
+  if (impl_->kept)
+    throw InvalidArgument(
+        "LocalShards::keep_state(): called twice; give all optimizers of the model in one call");
+  const UpdateRuleFactory rule =
+      detail::KeptState::factory(std::move(optimizers), impl_->shards, impl_->device);
+  Routing routing;
+  for (const auto& [parameter, values] : impl_->shards)
+    routing.routes.push_back(
+        {.name = parameter.name(), .param = parameter, .algorithm = detail::KeptState::kName});
+  impl_->kept.emplace(impl_->root, routing,
+                      OptimizerOptions{.skip_non_finite = impl_->skip_non_finite, .further = {rule}});
+  return *impl_->kept;
+}
 
 }  // namespace sherd::torch

@@ -10,6 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/optim/optimizer.h>
+#include <sherd/torch/optimizer_state.h>
+
 namespace sherd::torch {
 
 /// Optimizers that work element by element (torch::optim::AdamW, SGD, Adam, RMSprop) can update the pieces
@@ -23,8 +26,7 @@ namespace sherd::torch {
 /// Parameters whose requires_grad is off in a step have no gradient in it, as in plain libtorch: such optimizers leave
 /// them and their state alone.
 ///
-/// Their state is sharded alike, and is the program's to save: checkpoints of sherd's know that of
-/// sherd::Optimizer. A model has sherd's optimizers or these.
+/// Their state is sharded alike; keep_state() puts it into checkpoints. A model has sherd's optimizers or these.
 class [[nodiscard]] LocalShards {
  public:
   /// @param skip_non_finite whether step() checks the gradients itself, with one all-reduce over the ranks
@@ -53,7 +55,26 @@ class [[nodiscard]] LocalShards {
   /// Steps that were skipped so far.
   int64_t skipped() const;
 
+  /// Keeps the state of these optimizers, which are all that update the model, in sherd's memory from now on, by parameter
+  /// and key (optimizer_state.h). What they hold already is moved there. Afterwards, each before step():
+  ///
+  ///     sherd::Optimizer& state = shards.keep_state(optimizer);
+  ///     sherd::CheckpointSaver saver(rank.world, sherd::checkpoint_tensors(root, &state), {.folder = "run"});
+  ///     sherd::resume("run", root, &state);   // on any number of ranks, under any strategy
+  ///
+  /// Names in files are those of sherd's optimizers: "optim.state.NAME.exp_avg", "...step" (f32, of an optimizer without a
+  /// count: the updates since its state exists). AdamW's state may resume in sherd's AdamW, and the reverse.
+  /// Options (lr, betas, ...) are in no checkpoint. One call for each LocalShards; the optimizers are neither moved nor
+  /// destroyed before the last step().
+  /// @returns the state for checkpoints, which *this owns. Its own step() throws InvalidArgument.
+  /// @throws InvalidArgument naming the parameters that no optimizer has, or several. Collective.
+  template <class... Optimizers>
+  sherd::Optimizer& keep_state(Optimizers&... optimizers) {
+    return keep({detail::kept(optimizers)...});
+  }
+
  private:
+  sherd::Optimizer& keep(std::vector<detail::KeptOptimizer> optimizers);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
