@@ -62,6 +62,10 @@ std::vector<at::Tensor*> tensors_in(T& value) {
 /// elsewhere (a member, say) has no weights in backward, which is an error that names the unit. Inputs are
 /// views in there: operations in place on an input itself that needs a gradient are refused by libtorch.
 ///
+/// torch::autograd::grad() goes through calls, too: it unshards their weights, adds to no gradient of a parameter and leaves
+/// the backward due. With create_graph its results keep the calls, and a backward through them holds their units
+/// unsharded until it has left each call. backward() with create_graph is refused (NotSupported).
+///
 /// A call in grad mode inside of a backward, to compute it again, has its own backward in there: its first run was under
 /// NoGradGuard, as functions for activation recomputation (checkpointing) do it, and counts for nothing. recompute()
 /// (recompute.h) is such a function, which knows of wrapped modules.

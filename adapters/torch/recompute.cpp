@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <array>
@@ -184,7 +185,14 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
   static autograd::variable_list backward(autograd::AutogradContext* context,
                                           autograd::variable_list gradients) {
     if (c10::GradMode::is_enabled())
-      throw NotSupported("backward with create_graph through sherd::torch::recompute()");
+      throw NotSupported(
+          "backward with create_graph through sherd::torch::recompute(): the second run has no graph of its "
+          "own; call the function without recompute()");
+    const auto* const chosen = autograd::get_current_graph_task_exec_info();
+    if (chosen != nullptr && !chosen->empty())
+      throw NotSupported(
+          "torch::autograd::grad(), or backward() of chosen inputs, through sherd::torch::recompute(): its "
+          "second run would add to the gradients of all parameters; call the function without recompute()");
     const auto second =
         c10::static_intrusive_pointer_cast<SecondRun>(context->saved_data.at(kSecondRun).toCapsule());
     TensorList inputs = context->get_saved_variables();

@@ -48,7 +48,7 @@ at::Tensor nothing_held();
 ///
 /// Every tensor of the result that can have a gradient says that it needs one, whether or not something in f does.
 /// @throws InvalidArgument when f writes to an argument in place; from backward(), when f returns another number of
-/// tensors the second time. NotSupported from a backward with create_graph.
+/// tensors the second time. NotSupported from a backward with create_graph, and from torch::autograd::grad().
 template <class F, class... Args>
 auto recompute(F f, Args... args) -> std::decay_t<std::invoke_result_t<F&, Args&...>> {
   using Result = std::decay_t<std::invoke_result_t<F&, Args&...>>;

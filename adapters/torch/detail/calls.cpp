@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <utility>
@@ -30,6 +32,14 @@ autograd::variable_list passed(autograd::variable_list gradients) {
   return gradients;
 }
 
+// What leaves a call while autograd records: a later backward through it enters the call again.
+void mark_gradients(const c10::intrusive_ptr<Call>& call, autograd::variable_list& gradients) {
+  std::vector<at::Tensor*> defined;
+  for (at::Tensor& g : gradients)
+    if (g.defined()) defined.push_back(&g);
+  mark_outputs(call, defined);
+}
+
 struct SherdUnitInputs : autograd::Function<SherdUnitInputs> {
   static autograd::variable_list forward(autograd::AutogradContext* context,
                                          const c10::intrusive_ptr<Call>& call, at::TensorList inputs) {
@@ -38,7 +48,9 @@ struct SherdUnitInputs : autograd::Function<SherdUnitInputs> {
   }
   static autograd::variable_list backward(autograd::AutogradContext* context,
                                           autograd::variable_list gradients) {
-    call_of(context)->leave();
+    const c10::intrusive_ptr<Call> call = call_of(context);
+    call->leave();
+    if (c10::GradMode::is_enabled()) mark_gradients(call, gradients);
     return passed(std::move(gradients));
   }
 };
@@ -71,6 +83,31 @@ void mark(const c10::intrusive_ptr<Call>& call, const std::vector<at::Tensor*>& 
   size_t i = 0;
   for (at::Tensor* t : tensors)
     if (t->requires_grad()) *t = marked[i++];
+}
+
+// Marks the gradient of a parameter that autograd gives to the program together with its graph.
+class GradientReturned final : public autograd::FunctionPreHook {
+ public:
+  explicit GradientReturned(std::weak_ptr<UnitUse> unit) : unit_(std::move(unit)) {}
+  autograd::variable_list operator()(const autograd::variable_list& gradients) override {
+    autograd::variable_list all = gradients;
+    const auto unit = unit_.lock();
+    const auto model = unit && c10::GradMode::is_enabled() ? unit->model() : nullptr;
+    const auto reading = model ? model->reading.lock() : nullptr;
+    if (!reading || !all.front().defined()) return all;
+    for (const auto& call : reading->calls_of(*unit)) mark_outputs(call, {&all.front()});
+    return all;
+  }
+
+ private:
+  std::weak_ptr<UnitUse> unit_;
+};
+
+void mark_parameter_gradients(Model& model) {
+  if (std::exchange(model.marks_gradients, true)) return;
+  for (const auto& unit : model.units())
+    for (const UnitUse::Weight& w : unit->weights())
+      autograd::impl::add_hook(w.tensor, std::make_unique<GradientReturned>(unit));
 }
 
 }  // namespace
@@ -122,6 +159,20 @@ void Call::recorded() {
 void Call::enter() {
   if (state_ == State::backward) return;  // for a call inside of it, or by another of its results
   const std::string& name = unit_->unit().name();
+  const auto model = unit_->model();
+  if (!model) unit_->unit().pre_backward();  // says what is wrong
+  const auto require_this_step = [&] {
+    if (model->step() != step_)
+      throw InvalidArgument(
+          fmt::format("backward through a call of unit '{}' from before the latest optimizer step, "
+                      "update_weights() or reset_step(); run "
+                      "the forward again",
+                      name));
+  };
+  if (const auto reading = Reading::of(model)) {
+    require_this_step();
+    return reading->enter(c10::intrusive_ptr<Call>::reclaim_copy(this));
+  }
   if (state_ == State::forward)
     throw InvalidArgument(
         fmt::format("backward through a call of unit '{}' whose forward has not ended", name));
@@ -133,24 +184,27 @@ void Call::enter() {
                     name));
   if (c10::GradMode::is_enabled())
     throw NotSupported(fmt::format(
-        "backward with create_graph through unit '{}': gradients of gradients of sharded parameters", name));
-  const auto model = unit_->model();
-  if (!model) unit_->unit().pre_backward();  // says what is wrong
-  if (model->step() != step_)
-    throw InvalidArgument(
-        fmt::format("backward through a call of unit '{}' from before the latest optimizer step, "
-                    "update_weights() or reset_step(); run "
-                    "the forward again",
-                    name));
+        "backward() with create_graph through unit '{}': gradients of its parameters are summed into sherd's "
+        "buffers, which have no graph; take gradients by torch::autograd::grad() with create_graph, and call "
+        "backward() of what is computed from them",
+        name));
+  require_this_step();
   // The call around this one has weights of its own to gather, and is to end after it.
   if (parent_ && parent_->state_ == State::due) parent_->enter();
   Pass::of(model)->enter(c10::intrusive_ptr<Call>::reclaim_copy(this));
 }
 
 void Call::leave() {
-  if (state_ != State::backward) return;  // nothing of it was reached by way of its results
   const auto model = unit_->model();
+  if (const auto reading = model ? Reading::of(model) : nullptr) return reading->leave(*this);
+  if (state_ != State::backward) return;  // nothing of it was reached by way of its results
   if (const auto pass = model ? model->pass.lock() : nullptr) pass->leave(*this);
+}
+
+bool Call::inside(const Call& other) const {
+  const Call* around = parent_.get();
+  while (around != nullptr && around != &other) around = around->parent_.get();
+  return around != nullptr;
 }
 
 std::shared_ptr<Pass> Pass::of(const std::shared_ptr<Model>& model) {
@@ -177,19 +231,13 @@ void Pass::enter(c10::intrusive_ptr<Call> call) {
   model_->device().after_compute();
 }
 
-bool Pass::inside(const Call& call, const Call& other) {
-  const Call* around = call.parent_.get();
-  while (around != nullptr && around != &other) around = around->parent_.get();
-  return around != nullptr;
-}
-
 void Pass::leave(Call& call) {
   const bool more = call.unit().due > 1;
   const bool all = !more && call.unit().unit().root();
   // Calls inside have ended, too, also those without a report of their end: this call is complete.
   for (size_t i = open_.size(); i-- > 0;) {
     Call& other = *open_[i];
-    if (&other == &call || !(all || inside(other, call))) continue;
+    if (&other == &call || !(all || other.inside(call))) continue;
     if (all || other.unit().due <= 1) {
       close(i, false);
     } else {
@@ -243,6 +291,91 @@ Pass::~Pass() {
     call.unit().unit().cancel_backward();
   }
   model_->root_unit().unit().break_step();
+}
+
+Reading::Reading(std::shared_ptr<Model> model, int task) : model_(std::move(model)), task_(task) {
+  if (c10::GradMode::is_enabled()) mark_parameter_gradients(*model_);
+}
+
+std::shared_ptr<Reading> Reading::of(const std::shared_ptr<Model>& model) {
+  const int task = autograd::get_current_graph_task_id();
+  if (auto running = model->reading.lock(); running && running->task_ == task) return running;
+  const auto* const chosen = autograd::get_current_graph_task_exec_info();
+  if (chosen == nullptr || chosen->empty()) return nullptr;  // backward() into all leaves
+  for (const auto& unit : model->units())
+    for (const UnitUse::Weight& w : unit->weights()) {
+      const auto adds = chosen->find(autograd::impl::try_get_grad_accumulator(w.tensor).get());
+      if (adds != chosen->end() && adds->second.needed_) return nullptr;
+    }
+  auto reading = std::make_shared<Reading>(model, task);
+  reading->around_ = std::exchange(model->reading, reading);
+  autograd::Engine::get_default_engine().queue_callback([reading] { reading->finish(); });
+  return reading;
+}
+
+void Reading::enter(const c10::intrusive_ptr<Call>& call) {
+  if (any_open([&](const Call& other) { return &other == call.get(); })) return;
+  // A forward that runs has its weights.
+  if (call->parent_ && call->parent_->state_ != Call::State::forward) enter(call->parent_);
+  UnitUse& unit = call->unit();
+  unit.require_own_memory();
+  unit.unit().pre_forward(ForwardKind::recomputed);  // not of the order that forwards are prefetched by
+  entries_.push_back({call});
+  unit.bind();
+  model_->join();
+  model_->device().after_compute();
+}
+
+void Reading::leave(const Call& call) {
+  for (size_t i = entries_.size(); i-- > 0;)
+    if (entries_[i].open && entries_[i].call->inside(call)) close(i);
+  // The root's last use ends after those of all units.
+  const bool root = call.unit().unit().root();
+  if (root && any_open([&](const Call& other) { return &other != &call; })) return;
+  for (size_t i = entries_.size(); i-- > 0;)
+    if (entries_[i].open && entries_[i].call.get() == &call) close(i);
+}
+
+bool Reading::any_open(const std::function<bool(const Call&)>& of) const {
+  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.open && of(*e.call); });
+}
+
+void Reading::close(size_t at) {
+  UnitUse& unit = entries_[at].call->unit();
+  entries_[at].open = false;
+  unit.unbind();
+  try {
+    unit.require_unwritten("the backward");
+    model_->device().before_compute();
+    unit.unit().post_forward();
+  } catch (...) {
+    unit.unit().cancel_forward();
+    throw;
+  }
+}
+
+void Reading::finish() {
+  for (const bool root : {false, true})
+    for (size_t i = entries_.size(); i-- > 0;)
+      if (entries_[i].open && entries_[i].call->unit().unit().root() == root) close(i);
+  model_->reading = around_;
+}
+
+std::vector<c10::intrusive_ptr<Call>> Reading::calls_of(const UnitUse& unit) const {
+  std::vector<c10::intrusive_ptr<Call>> all;
+  for (const Entry& e : entries_)
+    if (&e.call->unit() == &unit) all.push_back(e.call);
+  return all;
+}
+
+// Calls that are open here were left by an exception.
+Reading::~Reading() {
+  for (size_t i = entries_.size(); i-- > 0;) {
+    if (!entries_[i].open) continue;
+    UnitUse& unit = entries_[i].call->unit();
+    unit.unbind();
+    unit.unit().cancel_forward();
+  }
 }
 
 }  // namespace sherd::torch::detail

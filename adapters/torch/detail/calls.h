@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <vector>
@@ -30,13 +31,16 @@ class Call final : public ::torch::CustomClassHolder {
   bool shares_memory(const at::Tensor& result, at::TensorList results) const;
   /// The forward has ended; backward is due.
   void recorded();
-  /// Backward comes from behind. @throws InvalidArgument when it cannot.
+  /// Backward, or a Reading, comes from behind. @throws InvalidArgument when it cannot.
   void enter();
   /// It has left in front.
   void leave();
+  /// It is in the forward of `other`.
+  bool inside(const Call& other) const;
 
  private:
   friend class Pass;
+  friend class Reading;
   enum class State {
     forward,  // runs, or has left nothing to go backward through
     due,
@@ -73,13 +77,46 @@ class Pass {
   }
 
  private:
-  static bool inside(const Call& call, const Call& other);
   /// The unit's backward ends: with its reduction, unless a further call of the unit is coming.
   void close(size_t at, bool more);
 
   std::shared_ptr<Model> model_;
   std::vector<c10::intrusive_ptr<Call>> open_;  // by the order in which they were entered
   bool finished_ = false;
+};
+
+/// One run of autograd through calls of one model that adds to the gradient of none of its parameters:
+/// torch::autograd::grad(), or backward() of chosen inputs. Weights are unsharded as in a backward, and nothing is reduced;
+/// a backward that is due stays due. With create_graph, what leaves a call (gradients of its arguments and parameters) is
+/// marked as its results are: a later run through that graph enters the call before it needs the weights, and holds it.
+/// Owned as a Pass is.
+class Reading {
+ public:
+  Reading(std::shared_ptr<Model> model, int task);
+  ~Reading();
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+  /// That which runs on this thread, or a new one; null when autograd adds to gradients of the model's parameters.
+  static std::shared_ptr<Reading> of(const std::shared_ptr<Model>& model);
+  void enter(const c10::intrusive_ptr<Call>& call);
+  void leave(const Call& call);
+  void finish();
+  /// The calls of a unit that it has come to.
+  std::vector<c10::intrusive_ptr<Call>> calls_of(const UnitUse& unit) const;
+
+ private:
+  void close(size_t at);
+  bool any_open(const std::function<bool(const Call&)>& of) const;
+
+  std::shared_ptr<Model> model_;
+  std::weak_ptr<Reading> around_;
+  const int task_;  // autograd's number of the run
+  struct Entry {
+    c10::intrusive_ptr<Call> call;
+    bool open = true;
+  };
+  std::vector<Entry> entries_;  // by the order in which they were entered
 };
 
 /// `tensors` as outputs of a function on the way back from which `call` is left, resp. entered.

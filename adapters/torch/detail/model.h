@@ -20,6 +20,7 @@ namespace sherd::torch::detail {
 class Call;
 class Model;
 class Pass;
+class Reading;
 
 /// A unit and the tensors of libtorch's that its parameters are. A tensor keeps one storage for good, and so
 /// do all views that autograd has saved; the address in it is that of the unit's buffer while the unit is in
@@ -144,6 +145,10 @@ class Model : public std::enable_shared_from_this<Model> {
   std::vector<Call*> forwards;
   /// The backward that runs.
   std::weak_ptr<Pass> pass;
+  /// The run of autograd that adds to no gradient of a parameter.
+  std::weak_ptr<Reading> reading;
+  /// Gradients of parameters that torch::autograd::grad() returns are marked (Reading).
+  bool marks_gradients = false;
   /// What sherd::torch::route() has decided.
   std::optional<Routing> routing;
 

@@ -1,0 +1,26 @@
+// Parameters and buffers of world rank 0 on all ranks.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <sherd/dtensor/mesh.h>
+
+namespace sherd::torch {
+
+/// Gives the parameters and buffers of `module` on every rank the values of world rank 0, as DDP's constructor in Python
+/// does: ranks may then make or load different ones. Those on the meta device are left alone.
+///
+///     Net model;                                                     // with any seed
+///     sherd::torch::broadcast_from_rank_0(*model, mesh);             // rank 0's
+///     sherd::torch::fully_shard<BlockImpl>(*model, mesh);
+///
+/// Before fully_shard(). Collective: one broadcast for each tensor, in the order of named_parameters() and named_buffers().
+/// @throws InvalidArgument for a module whose parameters are sharded; RanksDiffer on every rank where names, shapes or
+/// dtypes differ.
+void broadcast_from_rank_0(::torch::nn::Module& module, const DeviceMesh& mesh);
+
+/// The same of the buffers alone, at any time outside of calls: before each forward it is DDP's broadcast_buffers. Running
+/// statistics are then those of rank 0's batches on every rank. SyncBatchNorm's (sync_batch_norm.h) are those of all.
+void broadcast_buffers(::torch::nn::Module& module, const DeviceMesh& mesh);
+
+}  // namespace sherd::torch
