@@ -57,7 +57,7 @@ class SyncBatchNorm : public ::torch::nn::ModuleHolder<SyncBatchNormImpl> {
 
 /// Makes every SyncBatchNorm of `module` use the batches of all ranks of the mesh; DeviceMesh::submesh() names fewer.
 /// Collective.
-/// @returns how many there are. @throws InvalidArgument when there are none.
+/// @returns their number. @throws InvalidArgument for a module without one.
 int share_batches(::torch::nn::Module& module, const DeviceMesh& mesh);
 
 }  // namespace sherd::torch
