@@ -160,7 +160,7 @@ TEST(Config, AdaptersNeedAModelAndARank) {
   EXPECT_THAT(refusal({"--lora-rank", "4"}),
               HasSubstr("--lora-rank 4: the byte model has no adapters; give --model"));
   EXPECT_THAT(refusal({"--lora-alpha", "4", "--export-adapter", "out"}),
-              AllOf(HasSubstr("--lora-alpha: the model has no adapters; give --lora-rank R"),
+              AllOf(HasSubstr("--lora-alpha 4: the model has no adapters; give --lora-rank R"),
                     HasSubstr("--export-adapter: the model has no adapters")));
   EXPECT_THAT(refusal({"--lora-rank", "4", "--lora-alpha", "0", "--model", "qwen3-0.6b", "--from-scratch"}),
               HasSubstr("--lora-alpha 0: must be greater than 0"));
