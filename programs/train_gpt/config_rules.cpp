@@ -149,9 +149,10 @@ void Rules::check_frozen() const {
   require_regex("--freeze", c.freeze);
   require_regex("--lora-targets", c.lora_targets);
   if (c.lora_rank == 0) {
-    const std::string idle = given_flags(given.flags, [](const proto::Setting& s) {
-      return &s == &setting_of("lora_alpha") || &s == &setting_of("lora_targets");
-    });
+    const auto of_adapters = [](std::string_view name) {
+      return name == "lora_alpha" || name == "lora_targets";
+    };
+    const std::string idle = fmt::format("{}", fmt::join(changed_flags(c, TrainConfig(), of_adapters), ", "));
     if (!idle.empty()) refuse("{}: the model has no adapters; give --lora-rank R", idle);
     if (!c.export_adapter.empty()) refuse("--export-adapter: the model has no adapters; give --lora-rank R");
     return;

@@ -29,6 +29,8 @@ TrainConfig other_config() {
   TrainConfig c;
   c.data = "some/text";
   c.tokens = "a.bin:0.5,b.bin:0.5";
+  c.sft = "chats";
+  c.packing = true;
   c.token_format = "u32";
   c.valid_tokens = "c.bin";
   c.order = "sequential";
@@ -56,6 +58,10 @@ TrainConfig other_config() {
   c.expert_top_k = 1;
   c.moe_aux = 0.5;
   c.moe_bias_speed = 0.25;
+  c.freeze = "embed";
+  c.lora_rank = 4;
+  c.lora_alpha = 8;
+  c.lora_targets = "q_proj";
   c.route = "fc=adamw;head=muon;proj=soap";
   c.muon_mode = "owner";
   c.muon_allow_inexact = true;
@@ -137,6 +143,7 @@ TrainConfig other_config() {
   c.export_weights = "out.safetensors";
   c.export_dtype = "bf16";
   c.export_hf = "out";
+  c.export_adapter = "adapter";
   c.quiet = true;
   c.eval_only = c.sample_only = true;
   c.sample = 200;
@@ -173,7 +180,12 @@ std::vector<TrainConfig> other_runs() {
     c->eval_only = c->sample_only = c->from_scratch = false;  // both of them train
     c->sequence_parallel = false;                             // of models
     c->moe_bias_speed = standard.moe_bias_speed;              // of models
-    for (std::string* of_models : {&c->tokens, &c->model, &c->export_hf, &c->prompt_tokens, &c->tokenizer})
+    c->packing = false;
+    c->lora_rank = standard.lora_rank;
+    c->lora_alpha = standard.lora_alpha;
+    c->lora_targets = standard.lora_targets;
+    for (std::string* of_models : {&c->tokens, &c->sft, &c->model, &c->export_hf, &c->export_adapter,
+                                   &c->prompt_tokens, &c->tokenizer})
       of_models->clear();
   }
   return {cut, experts};
@@ -191,7 +203,7 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
                            name == "async_save" || name == "tf32" || name.starts_with("nccl_") ||
                            name == "mpi_library_order" || name == "allow_new_state" || name == "overwrite" ||
                            name == "eval_only" || name == "sample_only" || name == "from_scratch" ||
-                           name == "strict_weights";
+                           name == "strict_weights" || name == "packing";
     if (!is_switch)
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
     if (is_switch && value.get<bool>()) flags.push_back(flag);
@@ -215,11 +227,11 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
   EXPECT_EQ(c, TrainConfig{});
   EXPECT_EQ(c.data, default_data_folder());
   const nlohmann::ordered_json expected = nlohmann::ordered_json::parse(R"({
-    "data": "", "tokens": "", "token_format": "auto", "valid_tokens": "", "order": "auto", "seq": 128, "batch": 16, "grad_accum": 1,
+    "data": "", "tokens": "", "sft": "", "packing": false, "token_format": "auto", "valid_tokens": "", "order": "auto", "seq": 128, "batch": 16, "grad_accum": 1,
     "ranks": 1, "replicas": 1, "tp": 1, "sequence_parallel": false, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged", "bucket_size": 40000000,
     "reshard_after_forward": true, "prefetch": 1, "recompute": "none",
     "model": "", "from_scratch": false, "strict_weights": false, "dim": 128, "layers": 4, "heads": 4,
-    "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "moe_bias_speed": 0.0, "seed": 0, "init_weights": "",
+    "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "moe_bias_speed": 0.0, "freeze": "", "lora_rank": 0, "lora_alpha": 16.0, "lora_targets": "q_proj|v_proj", "seed": 0, "init_weights": "",
     "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "min_lr": null, "decay_steps": 0,
     "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-08, "weight_decay": 0.1,
     "grad_clip": 1.0, "skip_non_finite": true, "max_skipped_steps": 10, "precision": "fp32", "route": "",
@@ -233,7 +245,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "nccl_register_buffers": false, "nccl_windows": false, "nccl_nvls": false, "tf32": false, "symmetric_products": "auto", "attention": "auto", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
     "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "save_retry": "10m", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
-    "eval_every": 0, "eval_windows": null, "metrics": "", "log_dir": "", "measure_peak": true, "plan": true, "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32", "export_hf": "",
+    "eval_every": 0, "eval_windows": null, "metrics": "", "log_dir": "", "measure_peak": true, "plan": true, "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32", "export_hf": "", "export_adapter": "",
     "quiet": false, "eval_only": false, "sample_only": false, "sample": 0, "prompt": "", "temperature": 0.7, "top_p": 1.0, "prompt_tokens": "", "tokenizer": ""})");
   nlohmann::ordered_json shown = to_json(c);
   shown["data"] = "";
@@ -280,7 +292,7 @@ TEST(Config, ModelsHaveSizesOfTheirOwn) {
       with({"--sample", "5", "--prompt", "Once"}),
       HasSubstr("--prompt-tokens \"$(scripts/tokenize.py --tokenizer tokenizer.json --prompt TEXT)\""));
   EXPECT_THAT(refusal({"--model", "gpt2-124m", "--tokens", "t"}), HasSubstr("give --from-scratch"));
-  EXPECT_THAT(refusal({"--model", "gpt2-124m", "--from-scratch"}), HasSubstr("give --tokens FILE"));
+  EXPECT_THAT(refusal({"--model", "gpt2-124m", "--from-scratch"}), HasSubstr("give --tokens or --sft FILE"));
   EXPECT_THAT(refusal({"--model", "gpt5"}), AllOf(HasSubstr("no such folder"), HasSubstr("llama3-8b")));
   EXPECT_THAT(refusal({"--from-scratch", "--export-hf", "o", "--tokenizer", "t", "--prompt-tokens", "1"}),
               AllOf(HasSubstr("--from-scratch:"), HasSubstr("--export-hf:"), HasSubstr("--tokenizer:"),
