@@ -85,6 +85,13 @@ std::vector<std::string> muon_problems(const TrainConfig& c) {
     problems.push_back(
         fmt::format("--route '{}': no rule; write REGEX=muon, REGEX=soap or REGEX=adamw", c.route));
   if (c.muon_momentum == 1) problems.push_back("--muon-momentum 1: must be less than 1");
+  if (c.muon_fraction == 0) problems.push_back("--muon-fraction 0: must be greater than 0");
+  if (c.muon_fraction < 1 &&
+      (c.muon_mode == "gram" || c.muon_tensor == "distributed" || c.muon_momentum == 0))
+    problems.push_back(
+        fmt::format("--muon-fraction {}: needs whole matrices and a momentum, not --muon-mode gram, "
+                    "--muon-tensor distributed or --muon-momentum 0",
+                    c.muon_fraction));
   if (c.orthogonalizer == "svd" && (c.muon_mode == "gram" || c.muon_tensor == "distributed"))
     problems.push_back(
         "--orthogonalizer svd: needs whole matrices, not --muon-mode gram or --muon-tensor distributed");
@@ -117,6 +124,7 @@ sherd::MuonOptions muon_options(const TrainConfig& c) {
     o.orthogonalize.restarts = sherd::safe_restarts(o.orthogonalize.steps, o.orthogonalize.working);
   o.scale = sherd::parse_muon_scale(c.muon_scale);
   o.scale_factor = c.muon_scale_factor;
+  o.fraction = c.muon_fraction;
   o.decay = sherd::parse_muon_decay(c.muon_decay);
   o.mode = sherd::parse_muon_mode(c.muon_mode);
   o.allow_inexact = c.muon_allow_inexact;

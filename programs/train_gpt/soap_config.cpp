@@ -14,7 +14,8 @@ sherd::SoapOptions soap_options(const TrainConfig& c) {
                         .beta2 = c.adam_beta2,
                         .shampoo_beta = c.soap_beta,
                         .eps = c.soap_eps},
-          .max_dim = c.soap_max_dim};
+          .max_dim = c.soap_max_dim,
+          .whole = {.state_weight = c.whole_balance}};
 }
 
 }  // namespace train_gpt

@@ -21,10 +21,12 @@ std::vector<int32_t> slots_of(Lab& lab, const Tensor& in, int64_t kept) {
 TEST(Dion, ChoosesTheRowsOfTheLargestL1Norms) {
   for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
-    const Tensor in = lab.tensor({2, 4, 2}, {3, -3, 1, 1, 0, -9, 4, 2,  // L1 norms 6 2 9 6, L2 norms otherwise
-                                             0, 0, 0, 0, NAN, 1, 5, 5});
+    const Tensor in =
+        lab.tensor({2, 4, 2}, {3, -3, 1, 1, 0, -9, 4, 2,  // L1 norms 6 2 9 6, L2 norms otherwise
+                               0, 0, 0, 0, NAN, 1, 5, 5});
     EXPECT_EQ(slots_of(lab, in, 1), (std::vector<int32_t>{-1, -1, 0, -1, -1, -1, 0, -1}));
-    EXPECT_EQ(slots_of(lab, in, 2), (std::vector<int32_t>{0, -1, 1, -1, -1, -1, 0, 1}));  // of equal ones the first
+    EXPECT_EQ(slots_of(lab, in, 2),
+              (std::vector<int32_t>{0, -1, 1, -1, -1, -1, 0, 1}));  // of equal ones the first
     EXPECT_EQ(slots_of(lab, in, 3), (std::vector<int32_t>{0, -1, 1, 2, 0, -1, 1, 2}));
     EXPECT_EQ(slots_of(lab, in, 4), (std::vector<int32_t>{0, 1, 2, 3, 0, 1, 2, 3}));
   }
@@ -32,7 +34,8 @@ TEST(Dion, ChoosesTheRowsOfTheLargestL1Norms) {
 
 TEST(Dion, TakesAndPutsTheRowsOfTheReference) {
   Lab fast(kFast, 2), slow("reference");
-  for (const auto& [batch, rows, cols] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {3, 130, 70}, {2, 67, 300}})
+  for (const auto& [batch, rows, cols] :
+       {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {3, 130, 70}, {2, 67, 300}})
     for (const int64_t kept : {int64_t{1}, (rows + 3) / 4, rows}) {
       std::vector<int32_t> slots[2];
       Floats taken[2], back[2];

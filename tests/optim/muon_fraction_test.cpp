@@ -30,7 +30,8 @@ constexpr int kFractionSteps = 6;
 /// Gradients of few bits: an average over up to 6 equal ones is exact.
 float made_gradient(size_t i, int step) {
   return static_cast<float>(
-             static_cast<int>(i * i * 37 + i * 11 + static_cast<size_t>(step) * (29 + 7 * (i % 5))) % 61 - 30) /
+             static_cast<int>(i * i * 37 + i * 11 + static_cast<size_t>(step) * (29 + 7 * (i % 5))) % 61 -
+             30) /
          64;
 }
 
@@ -153,7 +154,8 @@ TEST(MuonFraction, HasTheBitsOfOneRank) {
             run.muon.allow_inexact = true;  // gram entries need all rows: none is made
             run.muon.transient_bytes = 4096;
             EXPECT_TRUE(same_bits(trained_in_part(run), want))
-                << ranks << " ranks, " << name_of(strategy) << ", " << name_of(layout) << ", " << name_of(mode);
+                << ranks << " ranks, " << name_of(strategy) << ", " << name_of(layout) << ", "
+                << name_of(mode);
           }
   }
 }

@@ -9,6 +9,8 @@
 #include <sherd/fsdp/bucket_plan.h>
 #include <sherd/fsdp/layout_param.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/soap.h>
 
 namespace sherd::tools {
 namespace {
@@ -109,7 +111,10 @@ void check_total(const Arrangement& a) {  // each buffer fits by itself
 }
 
 void add_plan(Arrangement& a) {
-  a.plan_options = plan_options(MuonOptions{});
+  if (a.options.soap)
+    a.work = std::make_shared<SoapRule>(SoapOptions{});
+  else
+    a.work = std::make_shared<MuonWork>(plan_options(MuonOptions{}));
   for (size_t i = 0; i < a.model.size(); ++i) {
     const ParamEntry& p = a.model[i];
     if (p.optimizer != Algorithm::muon) continue;
@@ -120,7 +125,7 @@ void add_plan(Arrangement& a) {
       a.matrix_param.push_back(static_cast<int>(i));
     }
   }
-  a.plan = make_plan(a.matrices, a.options.world, 1, a.plan_options);
+  a.plan = make_plan(a.matrices, a.options.world, 1, *a.work, {.state_weight = a.options.state_weight});
 }
 
 }  // namespace

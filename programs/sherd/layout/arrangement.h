@@ -1,12 +1,13 @@
-// Arrangement: a model's buffers and its Muon plan on a number of ranks, computed without running it.
+// Arrangement: a model's buffers and the plan of its matrices' optimizer on a number of ranks, computed without running it.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <sherd/dtensor/layout.h>
-#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/whole/make_plan.h>
 
 #include "param_file.h"
 
@@ -20,6 +21,10 @@ struct ArrangeOptions {
   int64_t align = 64;
   /// whole_param: each unit's matrices are packed by themselves, as optim_grads_params has them.
   bool per_unit = false;
+  /// Optimizer of the matrices that the model gives to Muon: KL-SOAP instead, with its default options.
+  bool soap = false;
+  /// MatrixPlanOptions::state_weight.
+  double state_weight = 0.5;
 };
 
 /// One collective's part of a buffer. Element e of rank r's slice is element start + r * slice + e of the
@@ -53,11 +58,11 @@ struct Arrangement {
   std::vector<ParamEntry> model;
   ArrangeOptions options;
   std::vector<Buffer> buffers;
-  std::vector<ParamPlace> places;  // of the model's parameters
-  PlanOptions plan_options;
-  std::vector<LogicalMatrix> matrices;  // Muon's, in model order
-  std::vector<int> matrix_param;        // their parameters, as index in the model
-  MuonPlan plan;
+  std::vector<ParamPlace> places;          // of the model's parameters
+  std::shared_ptr<const MatrixWork> work;  // of the optimizer of matrices
+  std::vector<LogicalMatrix> matrices;     // its, in model order
+  std::vector<int> matrix_param;           // their parameters, as index in the model
+  MatrixPlan plan;
 
   /// @throws InvalidArgument when the model is too large for arithmetic in 64 bits on so many ranks, or has
   /// more than 2^20 matrices.

@@ -35,7 +35,8 @@ puts it.
 }  // namespace
 
 CLI::App* LayoutCommand::add_to(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand("layout", "print where a model's parameters would lie, and Muon's plan");
+  CLI::App* sub = app.add_subcommand(
+      "layout", "print where a model's parameters would lie, and the plan of Muon or SOAP");
   sub->add_option("--params", params, "the model, see below")->required()->type_name("FILE");
   sub->add_option("--world", world, "ranks that shard the model")
       ->required()
@@ -64,6 +65,16 @@ CLI::App* LayoutCommand::add_to(CLI::App& app) {
       ->type_name("A")
       ->capture_default_str()
       ->check(whole_number(1, kMaxAlign));
+  sub->add_option("--optimizer", optimizer,
+                  "of the parameters whose optimizer in FILE is muon: muon or soap (KL-SOAP)")
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"muon", "soap"}));
+  sub->add_option("--whole-balance", whole_balance,
+                  "soap: weight of state bytes against cost in the load that the plan balances, 0 to 1")
+      ->type_name("W")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
   sub->add_flag("--json", json, "print JSON instead of a summary");
   sub->footer(std::string(kInputHelp) + kLayoutJsonHelp);
   return sub;
@@ -76,11 +87,16 @@ void LayoutCommand::run(std::ostream& out, std::ostream& err) const {
   else if (bucket_elements > 0 && choice.policy != LayoutPolicy::whole_param)
     err << fmt::format(
         "sherd layout: --bucket-elements has no effect under {}, which has one bucket per unit\n", policy);
+  if (optimizer != "soap" && whole_balance != LayoutCommand().whole_balance)
+    err << "sherd layout: --whole-balance has no effect without --optimizer soap: Muon's state is not on "
+           "owners\n";
   const Arrangement a = Arrangement::make(read_params(params), {.world = static_cast<int>(world),
                                                                 .layout = choice,
                                                                 .bucket_elements = bucket_elements,
                                                                 .align = align,
-                                                                .per_unit = per_unit});
+                                                                .per_unit = per_unit,
+                                                                .soap = optimizer == "soap",
+                                                                .state_weight = whole_balance});
   if (json) {
     write_json(out, a);
   } else {

@@ -1,4 +1,4 @@
-// `sherd layout`: positions of a model's elements and Muon's plan, computed without running the model.
+// `sherd layout`: positions of a model's elements and the plan of its matrices, computed without running the model.
 #pragma once
 
 #include <string>
@@ -16,6 +16,8 @@ struct LayoutCommand {
   int64_t bucket_elements = 0;
   int64_t align = 64;
   bool per_unit = false;
+  std::string optimizer = "muon";  // of matrices
+  double whole_balance = 0.5;
   bool json = false;
 
   /// Adds the subcommand and its flags, which write into this object; it outlives `app`'s parsing.

@@ -9,6 +9,8 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "layout_summary.h"
+
 namespace sherd::tools {
 namespace {
 
@@ -99,11 +101,22 @@ class JsonLayout {
           fmt::join(e.owners, ", "), e.bytes, e.flops);
       ++m;
     });
-    w_.put("],\n\"imbalance\": {}, \"redundancy\": {}, \"fingerprint\": \"{:016x}\"}}\n", a_.plan.imbalance,
+    w_.put("],\n");
+    if (a_.options.soap)
+      w_.put("\"plan_ranks\": [{}],\n\"state_imbalance\": {}, ", plan_ranks(), state_imbalance(a_));
+    w_.put("\"imbalance\": {}, \"redundancy\": {}, \"fingerprint\": \"{:016x}\"}}\n", a_.plan.imbalance,
            a_.plan.redundancy, a_.fingerprint());
   }
 
  private:
+  std::string plan_ranks() const {
+    std::string text;
+    for (const PlanRank& r : a_.plan.ranks)
+      text += fmt::format("{}{{\"state_bytes\": {}, \"cost\": {}}}", text.empty() ? "" : ", ", r.state_bytes,
+                          r.cost);
+    return text;
+  }
+
   void buffer(const Buffer& b) {
     w_.put("{{\"name\": {}, \"dtype\": \"{}\", \"elements\": {}, \"padding\": {},\n\"buckets\": [",
            quoted(b.name), name_of(b.dtype), b.elements, b.padding);
@@ -135,7 +148,7 @@ class JsonLayout {
   void ranks(const Buffer& b) {
     std::vector<double> cost(static_cast<size_t>(a_.options.world));
     for (int m : matrices_[&b - a_.buffers.data()])
-      for (int owner : a_.plan.entries[m].owners) cost[owner] += cost_of(a_.matrices[m], a_.plan_options);
+      for (int owner : a_.plan.entries[m].owners) cost[owner] += a_.work->cost(a_.matrices[m]);
     std::vector<RankSweep> sweeps(b.buckets.begin(), b.buckets.end());
     std::vector<int> all(static_cast<size_t>(a_.options.world));
     std::iota(all.begin(), all.end(), 0);
@@ -178,13 +191,15 @@ const char* const kLayoutJsonHelp =
                params[] {name, optimizer, start, end, bucket}: where the parameter lies in the buffer.
                  Under even_rows: in the full buffer that forward uses, which has no padding;
                ranks[] {rank, elements (without padding), cost, pieces[]}: cost is the Newton-Schulz
-                 cost, 5 * s^2 * (2l + s) with the short side s and the long side l, of the buffer's
-                 matrices that the rank orthogonalizes; a piece has the parameter's name, elements
+                 cost, 5 * s^2 * (2l + s) with the short side s and the long side l, or SOAP's FLOPs, of
+                 the buffer's matrices that the rank computes; a piece has the parameter's name, elements
                  [begin, end) of the parameter, and rows [first, count], null where a row is cut
-  plan[]       Muon's matrices in model order: name, block, mode, owners[], bytes that travel (messages of
+  plan[]       the matrices of Muon or SOAP in model order: name, block, mode, owners[], bytes that travel (messages of
                4 bytes, fp32, for each element), flops
+  plan_ranks[] with --optimizer soap: state_bytes and cost of the matrices that each rank owns;
+               state_imbalance as imbalance, of state_bytes
   imbalance    largest cost on a rank / max(sum of all matrices' costs / ranks, largest single cost)
-  redundancy   cost of all ranks / cost of orthogonalizing every matrix once
+  redundancy   cost of all ranks / cost of computing every matrix once
   fingerprint  of all layouts and the plan; world, policy, align, bucket_elements as given
 )";
 

@@ -73,35 +73,51 @@ std::string buffers_text(const Arrangement& a) {
 }
 
 std::string plan_text(const Arrangement& a) {
-  if (a.matrices.empty()) return "Muon plan: no matrices\n";
+  if (a.matrices.empty()) return a.work->name() + " plan: no matrices\n";
   std::map<PlanMode, int64_t> modes;
   int64_t bytes = 0;
   for (const PlanEntry& e : a.plan.entries) {
     ++modes[e.mode];
     bytes += e.bytes;
   }
-  std::string text = fmt::format("Muon plan: {} matrices", a.matrices.size());
+  std::string text = fmt::format("{} plan: {} matrices", a.work->name(), a.matrices.size());
   for (auto& [mode, count] : modes) text += fmt::format(", {} {}", count, name_of(mode));
+  const std::string state =
+      a.options.soap ? fmt::format("state bytes {:.3f} (the same), ", state_imbalance(a)) : "";
   return text + fmt::format(
                     "; {} travel per step\n  imbalance {:.3f} (busiest rank over the least possible), "
-                    "redundancy {:.3f}\n",
-                    bytes_text(static_cast<double>(bytes)), a.plan.imbalance, a.plan.redundancy);
+                    "{}redundancy {:.3f}\n",
+                    bytes_text(static_cast<double>(bytes)), a.plan.imbalance, state, a.plan.redundancy);
 }
 
 }  // namespace
 
+double state_imbalance(const Arrangement& a) {
+  double sum = 0, largest = 0, most = 0;
+  for (auto& m : a.matrices) largest = std::max(largest, static_cast<double>(a.work->state_bytes(m)));
+  for (const PlanRank& r : a.plan.ranks) {
+    sum += static_cast<double>(r.state_bytes);
+    most = std::max(most, static_cast<double>(r.state_bytes));
+  }
+  return sum > 0 ? most / std::max(sum / a.options.world, largest) : 1;
+}
+
 RankTotals rank_totals(const Arrangement& a) {
-  PerRank elements(a.options.world), state(a.options.world);
+  PerRank elements(a.options.world), state(a.options.world), owned(a.options.world);
   for (size_t i = 0; i < a.model.size(); ++i) {
     const ParamPlace& at = a.places[i];
-    const int64_t bytes = a.model[i].optimizer == Algorithm::muon ? 4 : 8;
+    const int64_t bytes = a.model[i].optimizer != Algorithm::muon ? 8 : a.options.soap ? 0 : 4;
     for_holders(a.bucket_of(at).layout, at.param, [&](int first, int end, int64_t n) {
       elements.add(first, end, n);
       state.add(first, end, n * bytes);
     });
   }
-  RankTotals totals{elements.spread(), state.spread(), {}};
   const auto& ranks = a.plan.ranks;
+  for (int r = 0; r < static_cast<int>(ranks.size()); ++r) {
+    state.add(r, r + 1, ranks[r].state_bytes);
+    owned.add(r, r + 1, ranks[r].state_bytes);
+  }
+  RankTotals totals{elements.spread(), state.spread(), owned.spread(), {}};
   const auto [min, max] =
       std::minmax_element(ranks.begin(), ranks.end(), [](auto& x, auto& y) { return x.cost < y.cost; });
   totals.cost = {min->cost, 0, max->cost};
@@ -115,9 +131,9 @@ std::string summary(const Arrangement& a) {
     elements[p.optimizer == Algorithm::muon] += numel_of(p.shape);
     ++params[p.optimizer == Algorithm::muon];
   }
-  std::string text = fmt::format("{} over {} ranks: AdamW {} elements in {} parameters, Muon {} in {}\n\n",
+  std::string text = fmt::format("{} over {} ranks: AdamW {} elements in {} parameters, {} {} in {}\n\n",
                                  to_string(a.options.layout), a.options.world, elements[0], params[0],
-                                 elements[1], params[1]);
+                                 a.work->name(), elements[1], params[1]);
   text += buffers_text(a);
   const RankTotals t = rank_totals(a);
   text +=
@@ -129,7 +145,8 @@ std::string summary(const Arrangement& a) {
   const auto number = [](double v) { return fmt::format("{:.6g}", v); };
   line("elements", t.elements, number);
   line("optimizer state", t.state_bytes, [](double v) { return bytes_text(v); });
-  line("Newton-Schulz cost", t.cost, number);
+  if (a.options.soap) line("of it, SOAP's", t.owned_bytes, [](double v) { return bytes_text(v); });
+  line(a.options.soap ? "SOAP's FLOPs" : "Newton-Schulz cost", t.cost, number);
   text += "\n" + plan_text(a);
   return text + fmt::format("fingerprint {:016x}\n", a.fingerprint());
 }

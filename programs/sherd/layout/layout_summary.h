@@ -17,10 +17,14 @@ struct Spread {
 /// Contents of the ranks, over all buffers.
 struct RankTotals {
   Spread elements;     // of parameters, without padding
-  Spread state_bytes;  // AdamW keeps two, Muon one f32 per element
-  Spread cost;         // Newton-Schulz cost that the plan gives it
+  Spread state_bytes;  // AdamW keeps two, Muon one f32 per element; SOAP's is on the owners of matrices
+  Spread owned_bytes;  // of the last kind
+  Spread cost;         // that the plan gives it
 };
 RankTotals rank_totals(const Arrangement& a);
+
+/// Returns the largest bytes of owner-placed state on a rank / max(sum of all / ranks, largest of a matrix); 1 without any.
+double state_imbalance(const Arrangement& a);
 
 /// Buffers (padding, cut rows), spreads over the ranks, the plan in a few lines.
 std::string summary(const Arrangement& a);

@@ -51,13 +51,14 @@ TEST_P(ParityRun, EveryStrategyLayoutAndReplicaArrangementHasTheSameBits) {
 }
 
 std::string variant_name(const ::testing::TestParamInfo<Flags>& variant) {
-  return std::vector<std::string>{"AdamW", "Muon", "MuonBf16", "MuonClip"}[variant.index];
+  return std::vector<std::string>{"AdamW", "Muon", "MuonBf16", "MuonClip", "MuonFraction"}[variant.index];
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, ParityRun,
                          ::testing::Values(Flags{"--optimizer", "adamw"}, Flags{"--optimizer", "muon"},
                                            Flags{"--optimizer", "muon", "--precision", "bf16"},
-                                           Flags{"--optimizer", "muon", "--qk-clip", "0.02"}),
+                                           Flags{"--optimizer", "muon", "--qk-clip", "0.02"},
+                                           Flags{"--optimizer", "muon", "--muon-fraction", "0.25"}),
                          variant_name);
 
 TEST(ProgramRun, AccumulationAgreesInsideAFamilyAndNearlyAcross) {

@@ -65,7 +65,8 @@ TEST(ResumeRunNames, AFolderWithALineBreakInItsNameIsResumedAndShownInOneLine) {
 }
 
 TEST_P(ResumeRun, GoesOnAsIfItHadNotStopped) {
-  for (const Flags& optimizer : {Flags{"--optimizer", "adamw"}, Flags{"--optimizer", "muon"}}) {
+  for (const Flags& optimizer : {Flags{"--optimizer", "adamw"}, Flags{"--optimizer", "muon"},
+                                 Flags{"--optimizer", "muon", "--muon-fraction", "0.25"}}) {
     for (const Flags& mode : {Flags{}, Flags{"--async-save"}}) {
       const Flags flags = model() + optimizer + GetParam() + Flags{"--steps", "20"};
       const fs::path folder = fresh("saved");

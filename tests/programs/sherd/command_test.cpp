@@ -81,6 +81,39 @@ TEST_F(Layout, JsonHoldsEveryElementOnceAndThePlan) {
   }
 }
 
+TEST_F(Layout, OfSoapBalancesStateAgainstFlops) {
+  // Four matrices of one size on two ranks; the state of the long ones is 1.75 times that of the square ones.
+  const std::string model =
+      R"([{"name": "a", "shape": [64, 256], "dtype": "fp32", "optimizer": "muon", "unit": "b"},
+    {"name": "b", "shape": [128, 128], "dtype": "fp32", "optimizer": "muon", "unit": "b"},
+    {"name": "c", "shape": [256, 64], "dtype": "fp32", "optimizer": "muon", "unit": "b"},
+    {"name": "d", "shape": [128, 128], "dtype": "fp32", "optimizer": "muon", "unit": "b"},
+    {"name": "norm", "shape": [10], "dtype": "fp32", "optimizer": "adamw", "unit": "b"}])";
+  for (const std::string balance : {"0", "0.5", "1"}) {
+    const Finished f = layout(model, "--json --world 2 --optimizer soap --whole-balance " + balance);
+    ASSERT_EQ(f.exit_code, 0) << f.err;
+    const json j = json::parse(f.out);
+    // 8mn + 8m^2 + 8n^2 bytes, eigenvalues m and n, and a count, f32.
+    const auto state = [](int64_t m, int64_t n) { return 8 * (m * n + m * m + n * n) + 4 * (m + n + 1); };
+    int64_t sum = 0, most = 0;
+    for (auto& r : j.at("plan_ranks")) {
+      sum += r.at("state_bytes").get<int64_t>();
+      most = std::max(most, r.at("state_bytes").get<int64_t>());
+    }
+    EXPECT_EQ(sum, 2 * state(64, 256) + 2 * state(128, 128));
+    EXPECT_DOUBLE_EQ(
+        j.at("state_imbalance").get<double>(),
+        static_cast<double>(most) / std::max(static_cast<double>(sum) / 2, double(state(64, 256))));
+    EXPECT_LE(j.at("state_imbalance").get<double>(), 1.01) << "one long and one square matrix each";
+  }
+  const Finished summary = layout(model, "--world 2 --optimizer soap");
+  EXPECT_THAT(summary.out, AllOf(HasSubstr("SOAP plan: 4 matrices"), HasSubstr("SOAP's FLOPs"),
+                                 HasSubstr("of it, SOAP's"), HasSubstr("state bytes 1.0")));
+  EXPECT_THAT(layout(model, "--world 2 --whole-balance 0.9").err, HasSubstr("--whole-balance has no effect"));
+  EXPECT_EQ(layout(model, "--world 2 --optimizer soap --whole-balance 2").exit_code, 2);
+  EXPECT_EQ(layout(model, "--world 2 --optimizer adam").exit_code, 2);
+}
+
 TEST_F(Layout, RowsOfPiecesAreNullWhereARowIsCut) {
   const json j = json::parse(layout(kModel, "--json --world 2 --policy ragged").out);
   const json embed = j.at("buffers")[0];

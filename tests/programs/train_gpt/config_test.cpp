@@ -73,6 +73,7 @@ TrainConfig other_config() {
   c.muon_momentum = 0.9;
   c.muon_scale = "spectral";
   c.muon_scale_factor = 0.5;
+  c.muon_fraction = 0.25;
   c.muon_decay = "palm";
   c.muon_payload = "bf16";
   c.muon_working = "fp16";
@@ -82,6 +83,7 @@ TrainConfig other_config() {
   c.soap_max_dim = 64;
   c.soap_beta = 0.99;
   c.soap_eps = 1e-10;
+  c.whole_balance = 0.75;
   c.seed = 18446744073709551615u;
   c.init_weights = "in file.safetensors";
   c.strict_weights = true;
@@ -164,7 +166,8 @@ std::vector<TrainConfig> other_runs() {
   cut.expert_top_k = standard.expert_top_k;
   cut.moe_aux = standard.moe_aux;
   experts.tp = 1;
-  cut.orthogonalizer = standard.orthogonalizer;  // svd takes whole matrices
+  cut.orthogonalizer = standard.orthogonalizer;  // svd and a fraction of the rows take whole matrices
+  cut.muon_fraction = standard.muon_fraction;
   experts.muon_tensor = standard.muon_tensor;
   cut.skip_non_finite = standard.skip_non_finite;  // what is not skipped has no limit
   experts.max_skipped_steps = standard.max_skipped_steps;
@@ -238,9 +241,9 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "loss_spike": 12.0, "verify_step": 0, "check_replicas": 0, "grace": 0.0, "max_wall": "",
     "muon_mode": "auto", "muon_allow_inexact": false, "ns_form": "standard", "ns_coefficients": "jordan",
     "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,
-    "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
+    "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_fraction": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
     "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 0, "explain_plan": false,
-    "soap_max_dim": 8192, "soap_beta": 0.95, "soap_eps": 1e-08,
+    "soap_max_dim": 8192, "soap_beta": 0.95, "soap_eps": 1e-08, "whole_balance": 0.5,
     "device": "cpu", "comm": "local", "bootstrap": "env", "mpi_library_order": false, "nccl_exact_order": false, "nccl_check_calls": false,
     "nccl_register_buffers": false, "nccl_windows": false, "nccl_nvls": false, "tf32": false, "symmetric_products": "auto", "attention": "auto", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
     "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "save_retry": "10m", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
@@ -344,6 +347,9 @@ TEST(Config, FirstWeightsMayBeEvaluated) {
 
 TEST(Config, MuonFlagsAreCheckedTogether) {
   EXPECT_THAT(refusal({"--optimizer", "muon", "--ns-coefficients", "best"}), HasSubstr("polar_express"));
+  EXPECT_THAT(refusal({"--muon-fraction", "0"}), HasSubstr("--muon-fraction 0: must be greater than 0"));
+  EXPECT_THAT(refusal({"--muon-fraction", "0.5", "--muon-mode", "gram"}),
+              HasSubstr("--muon-fraction 0.5: needs whole matrices"));
   EXPECT_THAT(refusal({"--ns-restart", "2"}), HasSubstr("--ns-form gram"));
   EXPECT_THAT(refusal({"--ns-restart", "5", "--ns-form", "gram"}), HasSubstr("5 steps"));
   EXPECT_THAT(refusal({"--ns-restart", "3,2", "--ns-form", "gram"}), HasSubstr("increasing"));
