@@ -20,7 +20,8 @@ struct ModelConfig {
   nn::ModelDescription description;
   /// What the weights are stored in [dtype, before version 5 torch_dtype], where the file says so.
   std::optional<DType> dtype;
-  /// Positions that a query of some block sees at most, its own included [sliding_window]; 0: all before it.
+  /// Positions that a query of some block sees at most, its own included [sliding_window], in families whose windows are
+  /// not computed; 0: all before it. Others: ModelDescription::window.
   int64_t window = 0;
   /// Settings that training does not follow (dropout, say), a line each, for a program to print once.
   std::vector<std::string> notes;
