@@ -99,6 +99,7 @@ TrainConfig other_config() {
   c.adam_beta2 = 0.999;
   c.adam_eps = 1e-7;
   c.weight_decay = 0;
+  c.qk_clip = 50;
   c.grad_clip = 0;
   c.skip_non_finite = false;
   c.max_skipped_steps = 3;
@@ -236,7 +237,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "model": "", "from_scratch": false, "strict_weights": false, "dim": 128, "layers": 4, "heads": 4,
     "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "moe_bias_speed": 0.0, "freeze": "", "lora_rank": 0, "lora_alpha": 16.0, "lora_targets": "q_proj|v_proj", "seed": 0, "init_weights": "",
     "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "min_lr": null, "decay_steps": 0,
-    "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-08, "weight_decay": 0.1,
+    "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-08, "weight_decay": 0.1, "qk_clip": 0.0,
     "grad_clip": 1.0, "skip_non_finite": true, "max_skipped_steps": 10, "precision": "fp32", "route": "",
     "loss_spike": 12.0, "verify_step": 0, "check_replicas": 0, "grace": 0.0, "max_wall": "",
     "muon_mode": "auto", "muon_allow_inexact": false, "ns_form": "standard", "ns_coefficients": "jordan",
