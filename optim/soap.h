@@ -47,7 +47,7 @@ class Soap : public WholeMatrices {
   /// Returns the factory for OptimizerOptions::further.
   [[nodiscard]] static UpdateRuleFactory factory(const SoapOptions& options = {});
   /// Collective, as WholeMatrices.
-  /// @throws as WholeMatrices does; NotSupported on a device without SOAP's kernels (CUDA).
+  /// @throws as WholeMatrices does; NotSupported on a device without SOAP's kernels.
   Soap(Device& device, std::vector<UpdateItem> items, const SoapOptions& options);
 };
 

@@ -54,10 +54,10 @@ struct SoapMatrix {
 /// too large. The published form rotates m from the old basis to the new one. That is linear, so m without rotation is the same.
 /// The diagonal of QR's triangle is positive or zero.
 ///
-/// All is computed in double and rounded to f32 in state and out. One matrix is one thread's work: its bits depend on
-/// neither its batch nor the number of threads. A matrix with a non-finite element has out 0, an unchanged state and the
+/// All is computed in double and rounded to f32 in state and out. On CPUs one matrix is one thread's work: its bits depend on
+/// neither its batch nor the number of threads. On GPUs they do not depend on the batch either. A matrix with a non-finite element has out 0, an unchanged state and the
 /// status not_finite.
-/// @throws Error on the stream when LAPACK finds no eigenvectors.
+/// @throws Error on the stream when LAPACK or cuSOLVER finds no eigenvectors.
 struct SoapArgs {
   int64_t rows = 0, cols = 0;
   const float* in = nullptr;
@@ -71,7 +71,7 @@ struct SoapKernels {
   static constexpr const char* kName = "soap";
   static const SoapKernels* reference();
   static const SoapKernels* cpu();
-  /// Null: not written for CUDA yet.
+  /// Waits for its stream once for each batch, to read the steps; not for CUDA graphs.
   static const SoapKernels* cuda();
 
   void (*soap_step)(ExecutionContext&, const SoapArgs&);

@@ -1,4 +1,4 @@
-// cuSOLVER's singular values and eigenvalues, imitated on the host by LAPACK. See fake.h.
+// cuSOLVER's singular values, eigenvalues and QR, imitated on the host by LAPACK. See fake.h.
 #include <cusolverDn.h>
 
 #include <algorithm>
@@ -14,6 +14,10 @@ void dgesvd_(const char* jobu, const char* jobvt, const int* m, const int* n, do
              const int* lwork, int* info, std::size_t jobu_length, std::size_t jobvt_length);
 void dsyev_(const char* jobz, const char* uplo, const int* n, double* a, const int* lda, double* w,
             double* work, const int* lwork, int* info, std::size_t jobz_length, std::size_t uplo_length);
+void dgeqrf_(const int* m, const int* n, double* a, const int* lda, double* tau, double* work,
+             const int* lwork, int* info);
+void dorgqr_(const int* m, const int* n, const int* k, double* a, const int* lda, const double* tau,
+             double* work, const int* lwork, int* info);
 }
 
 struct cusolverDnContext {
@@ -216,5 +220,35 @@ cusolverStatus_t cusolverDnXsyevd(cusolverDnHandle_t handle, cusolverDnParams_t,
     scatter(w, type_w, values, n, 1, n);
     if (job == 'V') scatter(a, type_a, matrix, n, n, lda);
   });
+  return CUSOLVER_STATUS_SUCCESS;
+}
+
+// Work of 64 doubles a column, as LAPACK's blocks take. The library wants as many rows as columns for orgqr.
+cusolverStatus_t cusolverDnDgeqrf_bufferSize(cusolverDnHandle_t handle, int m, int n, double*, int lda,
+                                             int* doubles) {
+  ENTER(cusolverDnDgeqrf_bufferSize);
+  REQUIRE(handle && m > 0 && n > 0 && lda >= m);
+  *doubles = 64 * n;
+  return CUSOLVER_STATUS_SUCCESS;
+}
+cusolverStatus_t cusolverDnDgeqrf(cusolverDnHandle_t handle, int m, int n, double* a, int lda, double* tau,
+                                  double* work, int doubles, int* info) {
+  ENTER(cusolverDnDgeqrf);
+  REQUIRE(handle && m > 0 && n > 0 && lda >= m && tau && work && doubles >= 64 * n && info);
+  cuda_host::issue_on(handle->stream, [=] { dgeqrf_(&m, &n, a, &lda, tau, work, &doubles, info); });
+  return CUSOLVER_STATUS_SUCCESS;
+}
+cusolverStatus_t cusolverDnDorgqr_bufferSize(cusolverDnHandle_t handle, int m, int n, int k, const double*,
+                                             int lda, const double*, int* doubles) {
+  ENTER(cusolverDnDorgqr_bufferSize);
+  REQUIRE(handle && n > 0 && m >= n && k <= n && lda >= m);
+  *doubles = 64 * n;
+  return CUSOLVER_STATUS_SUCCESS;
+}
+cusolverStatus_t cusolverDnDorgqr(cusolverDnHandle_t handle, int m, int n, int k, double* a, int lda,
+                                  const double* tau, double* work, int doubles, int* info) {
+  ENTER(cusolverDnDorgqr);
+  REQUIRE(handle && n > 0 && m >= n && k <= n && lda >= m && tau && work && doubles >= 64 * n && info);
+  cuda_host::issue_on(handle->stream, [=] { dorgqr_(&m, &n, &k, a, &lda, tau, work, &doubles, info); });
   return CUSOLVER_STATUS_SUCCESS;
 }
