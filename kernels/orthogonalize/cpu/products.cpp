@@ -66,8 +66,12 @@ Operands operands(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k, 
   return o;
 }
 
-/// Rows per panel. The work beyond half is height/n of it; low panels make sgemm slower. (Measured on Zen 3.)
-int64_t panel_height(int64_t n) { return n <= 192 ? 32 : n < 512 ? 48 : 64; }
+/// Rows per panel. The work beyond half is height/n of it; low panels make sgemm slower (measured on Zen 3), and bf16 products,
+/// which copy the other operand into their own layout for each panel, slower still.
+int64_t panel_height(int64_t n, bool bf16) {
+  if (bf16) return n <= 192 ? n : 128;
+  return n <= 192 ? 32 : n < 512 ? 48 : 64;
+}
 
 /// Applies the epilogue to rows [i0, i1) up to the diagonal and mirrors them.
 template <class T>
@@ -140,7 +144,7 @@ int64_t padded_stride(int64_t cols) {
 
 void symmetric_product(const ExecutionContext& ctx, int64_t n, int64_t k, Block a, Block b, bool trans_b,
                        const Epilogue& epilogue, Block c) {
-  const int64_t height = panel_height(n), panels = (n + height - 1) / height;
+  const int64_t height = panel_height(n, epilogue.room != nullptr), panels = (n + height - 1) / height;
   const Operands x = operands(ctx, n, n, k, a, b, trans_b, epilogue.room);
   with_payload(epilogue.working, [&](auto type) {
     for_tasks(ctx, panels, [&](int64_t task) {
