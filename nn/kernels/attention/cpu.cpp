@@ -113,8 +113,8 @@ void backward_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, floa
         pi[j] = j < count ? exp_bounded(pi[j] - lse) : 0.0f;
         ds[j] = j < count ? pi[j] * (ds[j] - delta) : 0.0f;
       }
-      std::fill(pi + end, pi + keys - begin, 0.0f);
-      std::fill(ds + end, ds + keys - begin, 0.0f);
+      std::fill(pi + end, pi + keys, 0.0f);
+      std::fill(ds + end, ds + keys, 0.0f);
     }
     sgemm(true, false, keys, l.dim, n, 1, p, keys, dout + first * l.dim, l.dim, 1, dv + at, l.dim);
     sgemm(true, false, keys, l.dim, n, 1, dp, keys, q + first * l.dim, l.dim, 1, dk + at, l.dim);
