@@ -189,7 +189,7 @@ std::vector<std::string> endings(Fault fault, bool has_state,
           rule.step(s, 0.02);
           change.end();
           s.synchronize();
-          const auto& wide = model.own_parameters()[1];
+          const auto wide = model.own_parameters()[1];
           if (weights && rank == 0)
             weights->push_back(whole(wide, wide.shard(), s));
           else if (weights)
