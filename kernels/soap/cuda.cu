@@ -14,6 +14,7 @@
 #include <sherd/kernels/gemm/cuda_matmul.h>
 #include <sherd/kernels/gemm/cuda_matrices.h>
 #include <sherd/kernels/orthogonalize/orthogonalize_options.h>
+#include <sherd/kernels/soap/detail/state_tensors.h>
 
 // Matrix by matrix, in double: products by cuBLASLt, eigenvectors and QR by cuSOLVER. It sees columns where these matrices have rows,
 // so that it reads every matrix as its transpose.
@@ -22,19 +23,6 @@
 
 namespace sherd::cuda {
 namespace {
-
-// As in lazy_library.h.
-#define SHERD_TEXT_OF(x) #x
-#define SHERD_CUSOLVER(version, name) \
-  const LazyFunction<decltype(::name)> name { "libcusolver.so." SHERD_TEXT_OF(version), #name }
-SHERD_CUSOLVER(CUSOLVER_VER_MAJOR, cusolverDnDgeqrf);
-SHERD_CUSOLVER(CUSOLVER_VER_MAJOR, cusolverDnDgeqrf_bufferSize);
-SHERD_CUSOLVER(CUSOLVER_VER_MAJOR, cusolverDnDorgqr);
-SHERD_CUSOLVER(CUSOLVER_VER_MAJOR, cusolverDnDorgqr_bufferSize);
-SHERD_CUSOLVER(CUSOLVER_VER_MAJOR, cusolverDnXsyevd);
-SHERD_CUSOLVER(CUSOLVER_VER_MAJOR, cusolverDnXsyevd_bufferSize);
-#undef SHERD_CUSOLVER
-#undef SHERD_TEXT_OF
 
 constexpr const char* kSoap = "soap_step";
 
@@ -324,22 +312,6 @@ SoapSolverSizes soap_solver_sizes(const Solver& solver, const std::vector<int64_
     sizes.host_bytes = std::max(sizes.host_bytes, host_bytes);
   }
   return sizes;
-}
-
-/// Calls f(f32 tensor, f64 copy, elements) for each tensor of a state.
-template <class F>
-void for_soap_tensors(const SoapState& s, const SoapStateOf<double>& d, int64_t m, int64_t n, F f) {
-  const auto side = [&](float* factor, double* wide, float* basis, double* wide_basis, float* values,
-                        double* wide_values, int64_t k) {
-    if (factor == nullptr) return;
-    f(factor, wide, k * k);
-    f(basis, wide_basis, k * k);
-    f(values, wide_values, k);
-  };
-  side(s.left, d.left, s.left_basis, d.left_basis, s.left_values, d.left_values, m);
-  side(s.right, d.right, s.right_basis, d.right_basis, s.right_values, d.right_values, n);
-  f(s.exp_avg, d.exp_avg, m * n);
-  f(s.exp_avg_sq, d.exp_avg_sq, m * n);
 }
 
 /// Returns memory for any matrix of the batch: with the factors that some of them have.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lab.h"
+#include "soap_layout.h"
 
 namespace sherd::test {
 namespace {
@@ -16,21 +17,8 @@ struct SoapMemory {
   SoapMemory(Lab& lab, int64_t count, int64_t m, int64_t n, int64_t max_dim)
       : each(2 * m * n + 1 + (m <= max_dim ? 2 * m * m + m : 0) + (n <= max_dim ? 2 * n * n + n : 0)),
         memory(lab.full({count * each}, 0)) {
-    for (int64_t i = 0; i < count; ++i) {
-      float* next = memory.data<float>() + i * each;
-      const auto take = [&](int64_t elements) { return std::exchange(next, next + elements); };
-      SoapState s;
-      if (m <= max_dim) s = {.left = take(m * m), .left_basis = take(m * m), .left_values = take(m)};
-      if (n <= max_dim) {
-        s.right = take(n * n);
-        s.right_basis = take(n * n);
-        s.right_values = take(n);
-      }
-      s.exp_avg = take(m * n);
-      s.exp_avg_sq = take(m * n);
-      s.steps = take(1);
-      states.push_back(s);
-    }
+    for (int64_t i = 0; i < count; ++i)
+      states.push_back(soap_layout(memory.data<float>() + i * each, m, n, max_dim));
   }
   int64_t each;
   Tensor memory;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lab.h"
+#include "soap_layout.h"
 #include "support/message_of.h"
 
 namespace sherd::test {
@@ -21,19 +22,8 @@ struct OwnedSoapState {
   std::vector<T> memory;
   SoapStateOf<T> state;
   OwnedSoapState(int64_t m, int64_t n, int64_t max_dim)
-      : memory(static_cast<size_t>(2 * (m * m + n * n + m * n) + m + n + 1)) {
-    T* next = memory.data();
-    const auto take = [&](int64_t count) { return std::exchange(next, next + count); };
-    if (m <= max_dim) state = {.left = take(m * m), .left_basis = take(m * m), .left_values = take(m)};
-    if (n <= max_dim) {
-      state.right = take(n * n);
-      state.right_basis = take(n * n);
-      state.right_values = take(n);
-    }
-    state.exp_avg = take(m * n);
-    state.exp_avg_sq = take(m * n);
-    state.steps = take(1);
-  }
+      : memory(static_cast<size_t>(2 * (m * m + n * n + m * n) + m + n + 1)),
+        state(soap_layout(memory.data(), m, n, max_dim)) {}
 };
 
 /// values() of make_soap.py.

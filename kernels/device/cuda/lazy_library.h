@@ -71,10 +71,16 @@ SHERD_CUSOLVER(cusolverDnCreate);
 SHERD_CUSOLVER(cusolverDnCreateParams);
 SHERD_CUSOLVER(cusolverDnDestroy);
 SHERD_CUSOLVER(cusolverDnDestroyParams);
+SHERD_CUSOLVER(cusolverDnDgeqrf);
+SHERD_CUSOLVER(cusolverDnDgeqrf_bufferSize);
+SHERD_CUSOLVER(cusolverDnDorgqr);
+SHERD_CUSOLVER(cusolverDnDorgqr_bufferSize);
 SHERD_CUSOLVER(cusolverDnSetDeterministicMode);
 SHERD_CUSOLVER(cusolverDnSetStream);
 SHERD_CUSOLVER(cusolverDnXgesvd);
 SHERD_CUSOLVER(cusolverDnXgesvd_bufferSize);
+SHERD_CUSOLVER(cusolverDnXsyevd);
+SHERD_CUSOLVER(cusolverDnXsyevd_bufferSize);
 
 #undef SHERD_CUSOLVER
 #undef SHERD_CUBLAS_LT

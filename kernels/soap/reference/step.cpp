@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <sherd/kernels/orthogonalize/orthogonalize_options.h>
+#include <sherd/kernels/soap/detail/state_tensors.h>
 
 namespace sherd {
 namespace {
@@ -143,23 +144,6 @@ class Step {
   double t_;
 };
 
-/// Calls f(f32 tensor, f64 copy, elements) for each tensor of a state.
-template <class F>
-void for_tensors(const SoapState& s, const SoapStateOf<double>& d, int64_t m, int64_t n, F f) {
-  const auto side = [&](float* factor, double* dfactor, float* basis, double* dbasis, float* values,
-                        double* dvalues, int64_t k) {
-    if (!factor) return;
-    f(factor, dfactor, k * k);
-    f(basis, dbasis, k * k);
-    f(values, dvalues, k);
-  };
-  side(s.left, d.left, s.left_basis, d.left_basis, s.left_values, d.left_values, m);
-  side(s.right, d.right, s.right_basis, d.right_basis, s.right_values, d.right_values, n);
-  f(s.exp_avg, d.exp_avg, m * n);
-  f(s.exp_avg_sq, d.exp_avg_sq, m * n);
-  f(s.steps, d.steps, 1);
-}
-
 /// Returns f64 memory for a state, shaped as `s`.
 SoapStateOf<double> place(const SoapState& s, int64_t m, int64_t n, Memory& memory) {
   const auto take = [&](const float* present, int64_t count) {
@@ -221,14 +205,16 @@ void soap_batch(const SoapArgs& a, const SoapRoutines& routines, void* scratch) 
     double *g = memory.take(size), *update = memory.take(size);
     std::copy_n(in, size, g);
     const SoapStateOf<double> state = place(matrix.state, a.rows, a.cols, memory);
-    for_tensors(matrix.state, state, a.rows, a.cols,
-                [](const float* from, double* to, int64_t count) { std::copy_n(from, count, to); });
+    for_soap_tensors(matrix.state, state, a.rows, a.cols,
+                     [](const float* from, double* to, int64_t count) { std::copy_n(from, count, to); });
+    *state.steps = *matrix.state.steps;
     soap_matrix(a.rows, a.cols, g, update, state, a.constants, routines, memory.next);
     const auto rounded = [](const double* from, int64_t count, float* to) {
       std::transform(from, from + count, to, [](double v) { return static_cast<float>(v); });
     };
-    for_tensors(matrix.state, state, a.rows, a.cols,
-                [&](float* to, const double* from, int64_t count) { rounded(from, count, to); });
+    for_soap_tensors(matrix.state, state, a.rows, a.cols,
+                     [&](float* to, const double* from, int64_t count) { rounded(from, count, to); });
+    rounded(state.steps, 1, matrix.state.steps);
     rounded(update, size, out);
   }
 }
