@@ -126,7 +126,7 @@ GemmArgs args_of(const Bf16Product::Sizes& s) {
           .beta = s.beta,
           .a = half,
           .b = half,
-          .c = {nullptr, DType::f32},
+          .c = {nullptr, s.to},
           .lda = s.lda,
           .ldb = s.ldb,
           .ldc = s.ldc};
@@ -147,7 +147,7 @@ Bf16Product::Bf16Product(const Sizes& sizes) {
 Bf16Product::~Bf16Product() = default;
 Bf16Product::Bf16Product(Bf16Product&&) noexcept = default;
 
-void Bf16Product::run(const bf16* a, const bf16* b, float* c) const {
+void Bf16Product::run(const bf16* a, const bf16* b, void* c) const {
   GemmArgs g = made_->sizes;
   g.a.data = const_cast<bf16*>(a);
   g.b.data = const_cast<bf16*>(b);

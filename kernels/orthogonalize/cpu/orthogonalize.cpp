@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
@@ -19,17 +21,18 @@ namespace {
 /// Carves matrices from one piece of scratch memory.
 class Carver {
  public:
-  static int64_t floats(int64_t rows, int64_t cols) { return (rows * padded_stride(cols) + 31) / 32 * 32; }
-  Carver(ExecutionContext& ctx, int64_t floats) : next_(static_cast<float*>(ctx.scratch(floats * 4))) {}
-  bf16* halves(int64_t count) {
-    return reinterpret_cast<bf16*>(std::exchange(next_, next_ + (count / 2 + 32) / 32 * 32));
+  template <class T = float>
+  static int64_t bytes(int64_t rows, int64_t cols) {
+    return (rows * padded_stride<T>(cols) * int64_t{sizeof(T)} + 127) / 128 * 128;
   }
-  Block matrix(int64_t rows, int64_t cols) {
-    return {std::exchange(next_, next_ + floats(rows, cols)), padded_stride(cols)};
+  Carver(ExecutionContext& ctx, int64_t bytes) : next_(static_cast<std::byte*>(ctx.scratch(bytes))) {}
+  template <class T = float>
+  Block<T> matrix(int64_t rows, int64_t cols) {
+    return {reinterpret_cast<T*>(std::exchange(next_, next_ + bytes<T>(rows, cols))), padded_stride<T>(cols)};
   }
 
  private:
-  float* next_;
+  std::byte* next_;
 };
 
 MatrixStatus status_of(double squares) {
@@ -40,7 +43,7 @@ MatrixStatus status_of(double squares) {
 
 /// Squares of one size that the Gram iteration works in; r holds R at the start.
 struct GramSquares {
-  Block r, z, rz, q, next;
+  Block<float> r, z, rz, q, next;
 };
 constexpr int64_t kGramSquares = 5;
 
@@ -51,11 +54,11 @@ GramSquares carve_gram(Carver& carver, int64_t m) {
 
 /// Q of the given steps on R, which is overwritten: Z = bR + cR^2, Q <- Q(Z + aI), R <- (Z + aI)R(Z + aI).
 /// `a` is carried through the epilogues, so that Z alone is rounded.
-Block iterate(const ExecutionContext& ctx, int64_t m, GramSquares s, std::span<const Coefficients> steps,
-              DType working) {
+Block<float> iterate(const ExecutionContext& ctx, int64_t m, GramSquares s,
+                     std::span<const Coefficients> steps, DType working) {
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto [a, b, c] = steps[i];
-    auto times = [&, a = a](Block x, Block to) {  // x(Z + aI)
+    auto times = [&, a = a](Block<float> x, Block<float> to) {  // x(Z + aI)
       symmetric_product(ctx, m, m, x, s.z, false, {.beta = a, .addend = x, .working = working}, to);
     };
     symmetric_product(ctx, m, m, s.r, s.r, false, {.alpha = c, .beta = b, .addend = s.r, .working = working},
@@ -77,18 +80,20 @@ Block iterate(const ExecutionContext& ctx, int64_t m, GramSquares s, std::span<c
 
 /// Normalised matrix in, iterated matrix out. Steps alternate between x and y; the last one writes to `last`
 /// when that is given. Returns where the result is.
+template <class T>
 struct Iterated {
   int64_t m, n;
-  Block x, y, last;
-  Block next(bool final) const { return final && last.data ? last : y; }
+  Block<T> x, y, last;
+  Block<T> next(bool final) const { return final && last.data ? last : y; }
 };
 
-Block standard_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, Iterated it, Block gram,
-                    Block polynomial, bf16* room) {
+template <class T>
+Block<T> standard_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, Iterated<T> it,
+                       Block<T> gram, Block<T> polynomial, Block<float> sums) {
   const bool exact = o.working == DType::f32;
   for (size_t i = 0; i < o.steps.size(); ++i) {
     const auto [a, b, c] = o.steps[i];
-    symmetric_product(ctx, it.m, it.n, it.x, it.x, true, {.working = o.working, .room = room}, gram);
+    symmetric_product(ctx, it.m, it.n, it.x, it.x, true, {.working = o.working, .sums = sums}, gram);
     // In f32, aX comes with the product; in 16 bits a + bG + cG^2 would lose what G adds to a.
     symmetric_product(ctx, it.m, it.m, gram, gram, false,
                       {.alpha = c,
@@ -96,24 +101,24 @@ Block standard_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, 
                        .addend = gram,
                        .diagonal = exact ? a : 0.0f,
                        .working = o.working,
-                       .room = room},
+                       .sums = sums},
                       polynomial);
-    const Block to = it.next(i + 1 == o.steps.size());
+    const Block<T> to = it.next(i + 1 == o.steps.size());
     product(ctx, it.m, it.n, it.m, polynomial, it.x,
-            {.beta = exact ? 0.0f : a, .addend = it.x, .working = o.working, .room = room}, to);
+            {.beta = exact ? 0.0f : a, .addend = it.x, .working = o.working}, to);
     it.y = std::exchange(it.x, to);
   }
   return it.x;
 }
 
-Block gram_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, Iterated it,
-                const GramSquares& squares) {
+Block<float> gram_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, Iterated<float> it,
+                       const GramSquares& squares) {
   const std::span<const Coefficients> steps = o.steps;
   for (size_t begin = 0, part = 0; begin < steps.size(); ++part) {
     const size_t end = part < o.restarts.size() ? static_cast<size_t>(o.restarts[part]) : steps.size();
     symmetric_product(ctx, it.m, it.n, it.x, it.x, true, {.working = o.working}, squares.r);
-    const Block q = iterate(ctx, it.m, squares, steps.subspan(begin, end - begin), o.working);
-    const Block to = it.next(end == steps.size());
+    const Block<float> q = iterate(ctx, it.m, squares, steps.subspan(begin, end - begin), o.working);
+    const Block<float> to = it.next(end == steps.size());
     product(ctx, it.m, it.n, it.m, q, it.x, {.working = o.working}, to);
     it.y = std::exchange(it.x, to);
     begin = end;
@@ -121,53 +126,51 @@ Block gram_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, Iter
   return it.x;
 }
 
-/// Elements of both operands of the largest product, where products are of bf16.
-int64_t operands_in_bf16(const OrthogonalizeArgs& args) {
-  const bool used = args.options.working == DType::bf16 && features().bf16_products != nullptr;
-  const int64_t m = std::min(args.rows, args.cols);
-  return used ? args.rows * args.cols + m * m : 0;
+/// Whether matrices are held in bf16: where products of it are fast.
+bool in_bf16(const OrthogonalizeOptions& o) {
+  return o.form == IterationForm::standard && o.working == DType::bf16 && features().bf16_products != nullptr;
 }
 
-int64_t newton_schulz_floats(const OrthogonalizeArgs& args) {
+int64_t newton_schulz_scratch(const OrthogonalizeArgs& args) {
   const int64_t m = std::min(args.rows, args.cols), n = std::max(args.rows, args.cols);
-  const bool gram = args.options.form == IterationForm::gram;
-  return 2 * Carver::floats(m, n) + (gram ? kGramSquares : 2) * Carver::floats(m, m) +
-         operands_in_bf16(args) / 2 + 32;
+  const auto squares = Carver::bytes(m, m);
+  if (in_bf16(args.options)) return 2 * Carver::bytes<bf16>(m, n) + 2 * Carver::bytes<bf16>(m, m) + squares;
+  return 2 * Carver::bytes(m, n) + (args.options.form == IterationForm::gram ? kGramSquares : 2) * squares;
 }
 
-int64_t gram_product_floats(const GramProductArgs& a) {
-  return a.contract_rows ? Carver::floats(a.cols, a.rows) : 0;
+int64_t gram_product_scratch(const GramProductArgs& a) {
+  return a.contract_rows ? Carver::bytes(a.cols, a.rows) : 0;
 }
 
-int64_t gram_iterate_floats(const GramIterateArgs& a) { return kGramSquares * Carver::floats(a.n, a.n); }
+int64_t gram_iterate_scratch(const GramIterateArgs& a) { return kGramSquares * Carver::bytes(a.n, a.n); }
 
 int64_t orthogonalize_scratch(const OrthogonalizeArgs& a) {
-  return a.options.method == Orthogonalizer::svd ? polar_scratch(a.rows, a.cols)
-                                                 : 4 * newton_schulz_floats(a);
+  return a.options.method == Orthogonalizer::svd ? polar_scratch(a.rows, a.cols) : newton_schulz_scratch(a);
 }
-int64_t gram_product_scratch(const GramProductArgs& a) { return 4 * gram_product_floats(a); }
-int64_t gram_iterate_scratch(const GramIterateArgs& a) { return 4 * gram_iterate_floats(a); }
 
+/// T: the type that matrices are held in.
+template <class T>
 void newton_schulz(ExecutionContext& ctx, const OrthogonalizeArgs& args, const float* in, float* out,
                    double squares) {
+  constexpr bool kFloat = std::is_same_v<T, float>;
   const OrthogonalizeOptions& o = args.options;
-  const bool tall = args.rows > args.cols, gram = o.form == IterationForm::gram;
+  const bool tall = args.rows > args.cols;
   const int64_t m = std::min(args.rows, args.cols), n = std::max(args.rows, args.cols);
-  const int64_t halves = operands_in_bf16(args);
-  Carver carver(ctx, newton_schulz_floats(args));
-  Iterated it{m, n, carver.matrix(m, n), carver.matrix(m, n), {}};
-  if (!tall) it.last = {out, n};
+  Carver carver(ctx, newton_schulz_scratch(args));
+  Iterated<T> it{m, n, carver.matrix<T>(m, n), carver.matrix<T>(m, n), {}};
+  if constexpr (kFloat)
+    if (!tall) it.last = {out, n};
   // Kernels only read `in`.
-  const Block source{const_cast<float*>(in), args.cols};
+  const Block<float> source{const_cast<float*>(in), args.cols};
   scaled_copy(ctx, args.rows, args.cols, source, 1 / (std::sqrt(squares) + o.eps), tall, o.working, it.x);
-  Block result;
-  if (gram) {
-    result = gram_form(ctx, o, it, carve_gram(carver, m));
+  Block<T> result;
+  if (o.form == IterationForm::gram) {
+    if constexpr (kFloat) result = gram_form(ctx, o, it, carve_gram(carver, m));
   } else {
-    const Block g = carver.matrix(m, m), polynomial = carver.matrix(m, m);
-    result = standard_form(ctx, o, it, g, polynomial, halves > 0 ? carver.halves(halves) : nullptr);
+    const Block<T> g = carver.matrix<T>(m, m), polynomial = carver.matrix<T>(m, m);
+    result = standard_form(ctx, o, it, g, polynomial, kFloat ? Block<float>{} : carver.matrix(m, m));
   }
-  if (tall) scaled_copy(ctx, m, n, result, 1, true, DType::f32, {out, args.cols});
+  if (tall || !kFloat) scaled_copy(ctx, m, n, result, 1, tall, DType::f32, Block<float>{out, args.cols});
 }
 
 void orthogonalize(ExecutionContext& ctx, const OrthogonalizeArgs& a) {
@@ -183,7 +186,8 @@ void orthogonalize(ExecutionContext& ctx, const OrthogonalizeArgs& a) {
     } else if (a.options.method == Orthogonalizer::svd) {
       polar_factor(ctx, a.rows, a.cols, in, out);
     } else {
-      newton_schulz(ctx, a, in, out, squares);
+      in_bf16(a.options) ? newton_schulz<bf16>(ctx, a, in, out, squares)
+                         : newton_schulz<float>(ctx, a, in, out, squares);
       if (!std::isfinite(sum_of_squares(ctx, out, size))) {  // the iteration overflowed
         std::fill_n(out, size, 0.0f);
         a.status[i] = static_cast<int32_t>(MatrixStatus::not_finite);
@@ -195,14 +199,14 @@ void orthogonalize(ExecutionContext& ctx, const OrthogonalizeArgs& a) {
 void gram_product(ExecutionContext& ctx, const GramProductArgs& a) {
   const int64_t n = a.contract_rows ? a.cols : a.rows, k = a.contract_rows ? a.rows : a.cols;
   for (int64_t i = 0; i < a.batch; ++i) {
-    Block x{const_cast<float*>(a.x) + i * n * k, a.cols};
+    Block<float> x{const_cast<float*>(a.x) + i * n * k, a.cols};
     if (a.contract_rows) {
-      Carver carver(ctx, gram_product_floats(a));
-      const Block transposed = carver.matrix(n, k);
+      Carver carver(ctx, gram_product_scratch(a));
+      const Block<float> transposed = carver.matrix(n, k);
       scaled_copy(ctx, a.rows, a.cols, x, 1, true, DType::f32, transposed);
       x = transposed;
     }
-    symmetric_product(ctx, n, k, x, x, true, {}, {a.gram + i * n * n, n});
+    symmetric_product(ctx, n, k, x, x, true, {}, Block<float>{a.gram + i * n * n, n});
   }
 }
 
@@ -211,7 +215,7 @@ void gram_iterate(ExecutionContext& ctx, const GramIterateArgs& a) {
                                             static_cast<size_t>(a.last - a.first));
   const int64_t n = a.n;
   for (int64_t i = 0; i < a.batch; ++i) {
-    const Block gram{a.gram + i * n * n, n}, q{a.q + i * n * n, n};
+    const Block<float> gram{a.gram + i * n * n, n}, q{a.q + i * n * n, n};
     double factor = 1;
     if (a.first == 0) {
       double trace = 0;
@@ -224,7 +228,7 @@ void gram_iterate(ExecutionContext& ctx, const GramIterateArgs& a) {
       }
       factor = 1 / (std::sqrt(trace) + a.options.eps);
     }
-    Carver carver(ctx, gram_iterate_floats(a));
+    Carver carver(ctx, gram_iterate_scratch(a));
     const GramSquares squares = carve_gram(carver, n);
     scaled_copy(ctx, n, n, gram, factor * factor, false, a.options.working, squares.r);
     scaled_copy(ctx, n, n, iterate(ctx, n, squares, steps, a.options.working), factor, false, DType::f32, q);
@@ -238,8 +242,9 @@ void gram_iterate(ExecutionContext& ctx, const GramIterateArgs& a) {
 void gram_apply(ExecutionContext& ctx, const GramApplyArgs& a) {
   const int64_t n = a.contract_rows ? a.cols : a.rows, size = a.rows * a.cols;
   for (int64_t i = 0; i < a.batch; ++i) {
-    const Block x{const_cast<float*>(a.x) + i * size, a.cols}, q{const_cast<float*>(a.q) + i * n * n, n};
-    const Block out{a.out + i * size, a.cols};
+    const Block<float> x{const_cast<float*>(a.x) + i * size, a.cols},
+        q{const_cast<float*>(a.q) + i * n * n, n};
+    const Block<float> out{a.out + i * size, a.cols};
     if (std::all_of(q.data, q.data + n * n, [](float v) { return v == 0; })) {
       std::fill_n(out.data, size, 0.0f);
     } else {
