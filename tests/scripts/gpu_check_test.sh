@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # scripts/gpu_check.sh with programs that do nothing: what it runs within its minutes, and what it leaves behind.
+# shellcheck disable=SC2030,SC2031,SC2034,SC2317
 set -uo pipefail
 command -v python3 >/dev/null || { echo "SKIPPED: python3 is not installed"; exit 77; }
 root=$1
@@ -89,7 +90,6 @@ expect "$box/suites/all" '^NCCL_DEBUG is WARN'
 rm "$box/bin/test_cuda_kernels"
 
 # What builds and what packs configure one folder alike, so that packing after a run builds nothing again.
-# shellcheck disable=SC2034,SC2317
 commands_of() { # commands_of FUNCTION ARGUMENTS...: without running them
   (
     device=cuda work=$box here=$root/scripts GPU_CHECK_BIN=''
@@ -108,6 +108,36 @@ if [ "$(grep -c -- "--preset cuda -B .*build/cuda .*-DSHERD_PORTABLE=ON" "$box/c
   cat "$box/commands"
   failed=1
 fi
+
+# A pack holds what its programs have in common once, and is unpacked where there is no xz.
+tree=$box/tree
+mkdir -p "$tree/build/cuda" "$tree"/{docs,kernels,comm,dtensor,fsdp,nn,optim,checkpoint,programs/bench} "$box/no_xz"
+cp -r "$root/scripts" "$tree/scripts"
+cp -r "$box/bin" "$tree/build/cuda/bin"
+touch "$tree/programs/bench/none.py" "$tree/README.md"
+head -c 4000000 /dev/urandom >"$box/common"
+for program in train_gpt sherd sherd_bench; do
+  printf '\nexit\n' | cat - "$box/common" >>"$tree/build/cuda/bin/$program"
+done
+printf '#!/bin/sh\nexit 127\n' >"$box/no_xz/xz"
+chmod +x "$box/no_xz/xz"
+pack_tree() {
+  (
+    device=cuda root=$tree here=$tree/scripts work=$box
+    # shellcheck source=/dev/null
+    . "$root/scripts/gpu_check_pack.sh"
+    attend() { :; }
+    pack "$box/packed" 90
+  ) >"$box/packing" 2>&1
+}
+pack_tree || { echo "not packed:"; cat "$box/packing"; failed=1; }
+expect "$box/packing" '^packed into .*: 3 MiB'
+PATH=$box/no_xz:$PATH "$box/packed/scripts/gpu_check.sh" --run "$box/packed" --only runs_repeat --out "$box/of_pack" >/dev/null 2>&1 ||
+  { echo "--run failed"; failed=1; }
+expect "$box/of_pack/summary.txt" '^1 passed, 0 skipped, 0 failed'
+head -c 42000000 /dev/urandom >>"$tree/build/cuda/bin/train_gpt"
+pack_tree && { echo "a pack above 40 MiB is accepted"; failed=1; }
+expect "$box/packing" 'more than 40 MiB'
 
 # One step alone.
 "$root/scripts/gpu_check.sh" --only runs_repeat --out "$box/one" >/dev/null 2>&1 || { echo "--only failed"; failed=1; }
