@@ -109,7 +109,7 @@ if [ "$(grep -c -- "--preset cuda -B .*build/cuda .*-DSHERD_PORTABLE=ON" "$box/c
   failed=1
 fi
 
-# A pack holds what its programs have in common once, and is unpacked where there is no xz.
+# A pack holds what its programs have in common once, and is unpacked where xz is missing.
 tree=$box/tree
 mkdir -p "$tree/build/cuda" "$tree"/{docs,kernels,comm,dtensor,fsdp,nn,optim,checkpoint,programs/bench} "$box/no_xz"
 cp -r "$root/scripts" "$tree/scripts"
