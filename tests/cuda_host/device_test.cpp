@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <string>
 #include <thread>
@@ -156,6 +157,22 @@ TEST(CudaQueues, TheFirstProductOfAShapeIsIssuedInOrder) {
   EXPECT_TRUE(before);
 }
 
+/// Expects `sort` to be issued behind what `side` was given before at the first call, and beside it at the second.
+void expect_first_in_order(Stream& side, const std::function<void()>& sort) {
+  std::atomic<bool> before{false};
+  side.submit("collective", [&](ExecutionContext&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    before = true;
+  });
+  sort();
+  EXPECT_TRUE(before);
+  std::promise<void> go;
+  side.submit("held", [&](ExecutionContext&) { go.get_future().wait(); });
+  sort();  // waits for nothing
+  go.set_value();
+  side.synchronize();
+}
+
 TEST(CudaQueues, TheFirstSortOfACountIsIssuedInOrder) {
   const auto device = make_cuda_device();
   const auto side = device->make_stream("side");
@@ -163,22 +180,19 @@ TEST(CudaQueues, TheFirstSortOfACountIsIssuedInOrder) {
   const Tensor experts = Tensor::empty(*device, {6}, DType::i32, "test"),
                order = Tensor::empty(*device, {6}, DType::i32, "test"),
                position = Tensor::empty(*device, {6}, DType::i32, "test"),
-               counts = Tensor::empty(*device, {3}, DType::i32, "test");
-  ops::fill(s, experts, 1);
+               counts = Tensor::empty(*device, {3}, DType::i32, "test"),
+               tokens = Tensor::empty(*device, {1, 6}, DType::i32, "test"),
+               rows = Tensor::empty(*device, {6, 8}, DType::f32, "test"),
+               table = Tensor::empty(*device, {5, 8}, DType::f32, "test");
+  for (const Tensor& t : {experts, tokens, rows, table}) ops::fill(s, t, 1);
   for (const int64_t count : {6, 4}) {
     const auto some = [&](const Tensor& t) { return t.flat(0, count); };
-    std::atomic<bool> before{false};
-    side->submit("collective", [&](ExecutionContext&) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      before = true;
+    expect_first_in_order(
+        *side, [&] { ops::sort_by_expert(s, some(order), some(position), counts, some(experts)); });
+    expect_first_in_order(*side, [&] {
+      ops::embedding_backward(s, table, {}, rows.flat(0, count * 8).view({count, 8}),
+                              some(tokens).view({1, count}));
     });
-    ops::sort_by_expert(s, some(order), some(position), counts, some(experts));
-    EXPECT_TRUE(before);
-    std::promise<void> go;
-    side->submit("held", [&](ExecutionContext&) { go.get_future().wait(); });
-    ops::sort_by_expert(s, some(order), some(position), counts, some(experts));  // waits for nothing
-    go.set_value();
-    side->synchronize();
   }
 }
 

@@ -29,6 +29,7 @@
 #include <string>
 #include <type_traits>
 
+#include "fake.h"
 #include "late.h"
 
 #undef __shared__
@@ -69,10 +70,13 @@ void run(const char* what, dim3 blocks, dim3 threads, size_t shared_bytes, const
 }
 
 /// As run(), when the stream (null: the default one) reaches it; late.h says when that is.
+/// @param kernel what cudaFuncSetAttribute names
 template <class Body>
-void launch(cudaStream_t stream, const char* what, dim3 blocks, dim3 threads, size_t shared_bytes,
-            const Body& body) {
-  issue_on(stream, [=] { run(what, blocks, threads, shared_bytes, body); });
+cudaError_t launch(cudaStream_t stream, const char* what, const void* kernel, dim3 blocks, dim3 threads,
+                   size_t shared_bytes, const Body& body) {
+  const auto result = static_cast<cudaError_t>(check_shared_memory(kernel, shared_bytes));
+  if (result == cudaSuccess) issue_on(stream, [=] { run(what, blocks, threads, shared_bytes, body); });
+  return result;
 }
 
 void* dynamic_shared();

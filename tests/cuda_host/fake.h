@@ -6,6 +6,7 @@
 // SHERD_HOST_CUDNN_VERSION: cuDNN's, as 91900 for 9.19.0; unset: it is not installed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -38,6 +39,9 @@ void fail_nothing();
 
 /// For the imitated libraries: counts a call; what it is to fail with, or 0.
 int enter(const char* function);
+/// For the emulated launch: the driver's error for a kernel whose blocks would have more shared memory, static and dynamic, than
+/// is allowed (48 KiB, or what cudaFuncSetAttribute has set); or 0.
+int check_shared_memory(const void* kernel, size_t dynamic_bytes);
 /// For the imitated libraries: adds to a count of live().
 void count_live(int64_t Live::*what, int64_t by);
 

@@ -42,6 +42,7 @@ struct Machine {
   std::set<CUstream_st*> streams;
   std::set<CUevent_st*> events;
   std::set<std::pair<int, int>> peers;
+  std::map<std::pair<int, const void*>, int> dynamic_shared;  // bytes allowed, by device and kernel
 };
 
 Machine& machine();

@@ -147,6 +147,15 @@ TEST(Products, MirrorTouchesOnlyWhatLiesAbove) {
     }
 }
 
+// Matrices of the kernel for 9.0 have up to two billion elements: drawing them all took two minutes of one host thread.
+TEST(Products, LargeMatricesRepeatTheirFirstElements) {
+  CudaLab lab;
+  const Floats all = lab.inner(lab.padded(1, 300, 300, DType::f16, 1));
+  ASSERT_LT(CudaLab::kDrawn, static_cast<int64_t>(all.size()));
+  EXPECT_EQ(Floats(all.begin() + CudaLab::kDrawn, all.end()),
+            Floats(all.begin(), all.end() - CudaLab::kDrawn));
+}
+
 #ifdef TEST_CUDA_EMULATED
 /// The imitated chips have compute capability 9.0 while it lives.
 struct Hopper {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # scripts/gpu_check.sh with programs that do nothing: what it runs within its minutes, and what it leaves behind.
+# shellcheck disable=SC2030,SC2031,SC2034,SC2317
 set -uo pipefail
 command -v python3 >/dev/null || { echo "SKIPPED: python3 is not installed"; exit 77; }
 root=$1
@@ -42,6 +43,7 @@ chmod +x "$box"/bin/*
 "$root/scripts/gpu_check.sh" --list >"$box/list" || failed=1
 expect "$box/list" '^kernels_0 +tests +[0-9]+ s'
 [ "$(sed -n 2p "$box/list" | cut -d' ' -f1)" = kernels_0 ] || { echo "the kernels' tests are not first"; failed=1; }
+awk '$1 == "sanitizers" { exit prior > 9 * 60 } { prior = $5 }' "$box/list" || { echo "9 minutes end before sanitizers:"; cat "$box/list"; failed=1; }
 
 # Two minutes: what is expected to take longer than is left is named and not begun; one failed step ends nothing.
 "$root/scripts/gpu_check.sh" --minutes 2 --out "$box/out" >"$box/said" 2>&1
@@ -68,6 +70,74 @@ GPU_CHECK_DEVICE=cuda PATH=$box/bin:$PATH "$root/scripts/gpu_check.sh" --out "$b
 [ $? = 1 ] || { echo "a run of nothing is exit code 1"; failed=1; }
 expect "$box/none/summary.txt" '^0 passed, [1-9][0-9]* skipped, 0 failed, 0 not run'
 expect "$box/none/summary.txt" 'no GPU'
+
+# Suites of kernels: their JSON is kept, and NCCL writes warnings.
+cat >"$box/bin/test_cuda_kernels" <<'END'
+#!/usr/bin/env bash
+for word; do case $word in --gtest_output=json:*) echo '{"tests": 3}' >"${word#*json:}" ;; esac; done
+echo "NCCL_DEBUG is ${NCCL_DEBUG:-}"
+echo "[  PASSED  ] 3 tests."
+END
+mkdir "$box/gpu"
+printf '#!/bin/sh\necho "GPU 0: imitated"\n' >"$box/gpu/nvidia-smi"
+chmod +x "$box/gpu/nvidia-smi" "$box/bin/test_cuda_kernels"
+GPU_CHECK_DEVICE=cuda PATH=$box/gpu:$PATH "$root/scripts/gpu_check.sh" --only kernels_0 --out "$box/suites" >/dev/null 2>&1 ||
+  { echo "--only kernels_0 failed"; failed=1; }
+expect "$box/suites/summary.txt" '^ +PASSED 3 tests'
+tar -xOzf "$box/suites/logs.tar.gz" --wildcards '*/test_cuda_kernels_0.*' >"$box/suites/all" 2>&1 || failed=1
+expect "$box/suites/all" '^\{"tests": 3\}'
+expect "$box/suites/all" '^NCCL_DEBUG is WARN'
+rm "$box/bin/test_cuda_kernels"
+
+# What builds and what packs configure one folder alike, so that packing after a run builds nothing again.
+commands_of() { # commands_of FUNCTION ARGUMENTS...: without running them
+  (
+    device=cuda work=$box here=$root/scripts GPU_CHECK_BIN=''
+    # shellcheck source=/dev/null
+    . "$root/scripts/gpu_check_pack.sh"
+    attend() { echo "${@:2}" >>"$box/commands"; [ "${3:-}" != --build ]; }
+    "$@"
+  ) >/dev/null 2>&1
+}
+: >"$box/commands"
+commands_of build
+commands_of pack "$box/pack" 90
+if [ "$(grep -c -- "--preset cuda -B .*build/cuda .*-DSHERD_PORTABLE=ON" "$box/commands")" != 2 ] ||
+  [ "$(grep -o -- '--build [^ ]*build/[a-z_]*' "$box/commands" | sed 's|.*/||' | sort -u)" != cuda ]; then
+  echo "not one portable build of the preset cuda:"
+  cat "$box/commands"
+  failed=1
+fi
+
+# A pack holds what its programs have in common once, and is unpacked where xz is missing.
+tree=$box/tree
+mkdir -p "$tree/build/cuda" "$tree"/{docs,kernels,comm,dtensor,fsdp,nn,optim,checkpoint,programs/bench} "$box/no_xz"
+cp -r "$root/scripts" "$tree/scripts"
+cp -r "$box/bin" "$tree/build/cuda/bin"
+touch "$tree/programs/bench/none.py" "$tree/README.md"
+head -c 4000000 /dev/urandom >"$box/common"
+for program in train_gpt sherd sherd_bench; do
+  printf '\nexit\n' | cat - "$box/common" >>"$tree/build/cuda/bin/$program"
+done
+printf '#!/bin/sh\nexit 127\n' >"$box/no_xz/xz"
+chmod +x "$box/no_xz/xz"
+pack_tree() {
+  (
+    device=cuda root=$tree here=$tree/scripts work=$box
+    # shellcheck source=/dev/null
+    . "$root/scripts/gpu_check_pack.sh"
+    attend() { :; }
+    pack "$box/packed" 90
+  ) >"$box/packing" 2>&1
+}
+pack_tree || { echo "not packed:"; cat "$box/packing"; failed=1; }
+expect "$box/packing" '^packed into .*: 3 MiB'
+PATH=$box/no_xz:$PATH "$box/packed/scripts/gpu_check.sh" --run "$box/packed" --only runs_repeat --out "$box/of_pack" >/dev/null 2>&1 ||
+  { echo "--run failed"; failed=1; }
+expect "$box/of_pack/summary.txt" '^1 passed, 0 skipped, 0 failed'
+head -c 42000000 /dev/urandom >>"$tree/build/cuda/bin/train_gpt"
+pack_tree && { echo "a pack above 40 MiB is accepted"; failed=1; }
+expect "$box/packing" 'more than 40 MiB'
 
 # One step alone.
 "$root/scripts/gpu_check.sh" --only runs_repeat --out "$box/one" >/dev/null 2>&1 || { echo "--only failed"; failed=1; }

@@ -55,9 +55,12 @@ void launch(ExecutionContext& context, const char* what, void (*kernel)(P...), c
   kernel<<<grid.blocks, grid.threads, grid.shared_bytes, stream_of(context)>>>(static_cast<P>(arguments)...);
   check(cudaGetLastError(), what);
 #else
-  cuda_host::launch(
-      stream_of(context), what, grid.blocks, grid.threads, grid.shared_bytes,
-      [kernel, copies = std::tuple<P...>(static_cast<P>(arguments)...)] { std::apply(kernel, copies); });
+  check(cuda_host::launch(stream_of(context), what, reinterpret_cast<const void*>(kernel), grid.blocks,
+                          grid.threads, grid.shared_bytes,
+                          [kernel, copies = std::tuple<P...>(static_cast<P>(arguments)...)] {
+                            std::apply(kernel, copies);
+                          }),
+        what);
 #endif
 }
 
