@@ -89,6 +89,4 @@ const NorMuonKernels* NorMuonKernels::reference() {
   return &table;
 }
 
-const NorMuonKernels* NorMuonKernels::cpu() { return reference(); }
-
 }  // namespace sherd

@@ -54,9 +54,8 @@ struct SoapMatrix {
 /// too large. The published form rotates m from the old basis to the new one. That is linear, so m without rotation is the same.
 /// The diagonal of QR's triangle is positive or zero.
 ///
-/// All is computed in double and rounded to f32 in state and out. On CPUs one matrix is one thread's work: its bits depend on
-/// neither its batch nor the number of threads. On GPUs they do not depend on the batch either. A matrix with a non-finite element has out 0, an unchanged state and the
-/// status not_finite.
+/// All is computed in double and rounded to f32 in state and out. A matrix's bits depend on neither its batch nor the number
+/// of threads. A matrix with a non-finite element has out 0, an unchanged state and the status not_finite.
 /// @throws Error on the stream when LAPACK or cuSOLVER finds no eigenvectors.
 struct SoapArgs {
   int64_t rows = 0, cols = 0;

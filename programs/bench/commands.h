@@ -28,6 +28,8 @@ Command newton_schulz_command(CLI::App& app);
 Command products_command(CLI::App& app);
 /// Time and memory of a step that computes activations again, beside one that keeps them.
 Command recompute_command(CLI::App& app);
+/// KL-SOAP's step on CPUs beside its FLOPs at the rates of products and QR of the same run.
+Command soap_command(CLI::App& app);
 /// Many steps of varying shapes: what a long run must not let grow.
 Command soak_command(CLI::App& app);
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/comm/launcher.h>
@@ -12,6 +14,7 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/nn/nn.h>
 #include <sherd/optim/muon.h>
+#include <sherd/optim/normuon.h>
 #include <sherd/train/data/data.h>
 
 #include "commands.h"
@@ -95,24 +98,38 @@ struct Matrices : nn::Module<Matrices> {
   Parameter gain;
 };
 
-struct MuonKind {
-  MuonMode mode;
-  IterationForm form;
-  bool inexact;
-  std::string name() const {
-    return fmt::format("{}{} / {}", name_of(mode), inexact ? " (inexact allowed)" : "",
-                       form == IterationForm::gram ? "gram" : "standard");
-  }
+struct PhaseKind {
+  std::string name;
+  std::function<std::unique_ptr<UpdateRule>(Device&, std::vector<UpdateItem>)> make;
 };
 
+PhaseKind muon_kind(const std::string& name, MuonMode mode, IterationForm form, bool inexact = false,
+                    double fraction = 1) {
+  MuonOptions o;
+  o.mode = mode;
+  o.orthogonalize.form = form;
+  o.allow_inexact = inexact;
+  o.fraction = fraction;
+  return {name, [o](Device& device, std::vector<UpdateItem> items) {
+            return std::make_unique<Muon>(device, std::move(items), o);
+          }};
+}
+
 void phases(const MuonBench& b) {
-  const std::vector<MuonKind> kinds = {{MuonMode::gather, IterationForm::standard, false},
-                                       {MuonMode::gather, IterationForm::gram, false},
-                                       {MuonMode::owner, IterationForm::standard, false},
-                                       {MuonMode::owner, IterationForm::gram, false},
-                                       {MuonMode::automatic, IterationForm::standard, false},
-                                       {MuonMode::automatic, IterationForm::gram, false},
-                                       {MuonMode::automatic, IterationForm::gram, true}};
+  constexpr auto kStandard = IterationForm::standard, kGram = IterationForm::gram;
+  constexpr size_t kMuon = 4, kNorMuon = 8;
+  const std::vector<PhaseKind> kinds = {
+      muon_kind("gather / standard", MuonMode::gather, kStandard),
+      muon_kind("gather / gram", MuonMode::gather, kGram),
+      muon_kind("owner / standard", MuonMode::owner, kStandard),
+      muon_kind("owner / gram", MuonMode::owner, kGram),
+      muon_kind("auto / standard", MuonMode::automatic, kStandard),
+      muon_kind("auto / gram", MuonMode::automatic, kGram),
+      muon_kind("auto (inexact allowed) / gram", MuonMode::automatic, kGram, true),
+      muon_kind("auto / standard, 1/4 of rows", MuonMode::automatic, kStandard, false, 0.25),
+      {"NorMuon, auto / standard", [](Device& device, std::vector<UpdateItem> items) {
+         return std::make_unique<NorMuon>(device, std::move(items), NorMuonOptions{});
+       }}};
   std::vector<std::vector<double>> times(kinds.size());
   launch(b.ranks, launch_options(b), [&](RankContext& rank) {
     Matrices model(b.dim, b.layers);
@@ -122,14 +139,8 @@ void phases(const MuonBench& b) {
     std::vector<Muon::Item> items;
     for (auto& l : model.all)
       for (auto& p : l->own_parameters()) items.push_back({p, 0.1});
-    std::vector<std::unique_ptr<Muon>> muons;
-    for (auto& k : kinds) {
-      MuonOptions o;
-      o.mode = k.mode;
-      o.orthogonalize.form = k.form;
-      o.allow_inexact = k.inexact;
-      muons.push_back(std::make_unique<Muon>(*rank.device, items, o));
-    }
+    std::vector<std::unique_ptr<UpdateRule>> rules;
+    for (auto& k : kinds) rules.push_back(k.make(*rank.device, items));
     const Tensor x = Tensor::empty(*rank.device, {1}, DType::f32, "bench");
     nn::Tape tape;
     tape.backward(model(tape.input(x)));
@@ -137,7 +148,7 @@ void phases(const MuonBench& b) {
     WeightsChange change(runtime);
     for (int round = -1; round < b.rounds; ++round) {  // the first warms up
       for (size_t k = 0; k < kinds.size(); ++k) {
-        const double ms = timed(rank, [&] { muons[k]->step(rank.device->compute(), 1e-3); });
+        const double ms = timed(rank, [&] { rules[k]->step(rank.device->compute(), 1e-3, {}); });
         if (round >= 0 && rank.world->rank() == 0) times[k].push_back(ms);
       }
     }
@@ -149,8 +160,11 @@ void phases(const MuonBench& b) {
   for (size_t k = 0; k < kinds.size(); ++k) {
     std::vector<double> ratios;
     for (size_t r = 0; r < times[k].size(); ++r) ratios.push_back(times[0][r] / times[k][r]);
-    fmt::print("{:<32}{:>12.1f}{:>26.2f}\n", kinds[k].name(), median(times[k]), median(ratios));
+    fmt::print("{:<32}{:>12.1f}{:>26.2f}\n", kinds[k].name, median(times[k]), median(ratios));
   }
+  std::vector<double> cost;
+  for (size_t r = 0; r < times[kMuon].size(); ++r) cost.push_back(times[kNorMuon][r] / times[kMuon][r]);
+  fmt::print("NorMuon's phase / Muon's: {:.3f}\n", median(cost));
 }
 
 struct Steps {

@@ -134,11 +134,6 @@ CommandLine parse_config(int argc, const char* const* argv) {
   return line;
 }
 
-sherd::DType dtype_named(std::string_view word) {
-  if (word == "bf16") return sherd::DType::bf16;
-  return word == "fp16" ? sherd::DType::f16 : sherd::DType::f32;
-}
-
 std::string config_text(const TrainConfig& config) {
   TrainConfig copy = config;
   return sherd::config_text(fields_of(copy));

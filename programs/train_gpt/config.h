@@ -10,8 +10,6 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include <sherd/kernels/device/dtype.h>
-
 #include "settings_values.h"
 
 namespace train_gpt {
@@ -72,9 +70,6 @@ struct CommandLine {
 /// @throws sherd::InvalidArgument naming *all* unusable flags and values, each with its remedy, or all errors
 /// of the file with line and column; sherd::IoError when the file cannot be read. Prints nothing.
 CommandLine parse_config(int argc, const char* const* argv);
-
-/// fp32, bf16 or fp16, as flags spell them.
-sherd::DType dtype_named(std::string_view word);
 
 /// The same as JSON text; bytes of paths that are not UTF-8 are replaced.
 std::string config_text(const TrainConfig& config);

@@ -1,6 +1,5 @@
 #include "config_rules.h"
 
-#include <functional>
 #include <regex>
 #include <utility>
 
@@ -11,9 +10,8 @@
 #include <sherd/train/data/token_list.h>
 
 #include "model.h"
-#include "muon_config.h"
+#include "optimizer_config.h"
 #include "settings.h"
-#include "soap_config.h"
 #include "training_rules.h"
 
 namespace train_gpt {
@@ -34,23 +32,6 @@ std::string idle_flags(const TrainConfig& c, const std::set<std::string_view>& b
     return !bad.contains(name) && needs(setting_of(name), need);
   };
   return fmt::format("{}", fmt::join(changed_flags(c, TrainConfig(), idle), ", "));
-}
-
-/// Refuses flags of an optimizer that no parameter goes to. A config file may hold some for when it is switched on.
-void check_optimizer_flags(const TrainConfig& c, const sherd::GivenFlags& given,
-                           std::vector<std::string>& problems) {
-  const bool muon = uses(c, "muon"), soap = uses(c, "soap");
-  const auto refuse = [&](const char* title, const char* name,
-                          const std::function<bool(const proto::Setting&)>& idle) {
-    if (const std::string flags = given_flags(given, idle); !flags.empty())
-      problems.push_back(fmt::format("{}: no parameter goes to {}; give --optimizer {}, or --route REGEX={}",
-                                     flags, title, name, name));
-  };
-  const proto::Setting& plan = setting_of("explain_plan");
-  if (!muon)
-    refuse("Muon", "muon",
-           [&](const proto::Setting& s) { return s.subject() == proto::MUON && !(soap && &s == &plan); });
-  if (!soap) refuse("SOAP", "soap", [](const proto::Setting& s) { return s.subject() == proto::SOAP; });
 }
 
 /// Whether matrices lie in buckets that span blocks (FullyShardOptions::layout).
@@ -225,8 +206,7 @@ void check_together(const Rules& rules) {
   rules.check_checkpoints();
   rules.check_outputs();
   if (!rules.good("ns_steps", "muon_mode")) return;
-  for (std::string& problem : muon_problems(c)) rules.problems.push_back(std::move(problem));
-  for (std::string& problem : soap_problems(c)) rules.problems.push_back(std::move(problem));
+  for (std::string& problem : optimizer_problems(c)) rules.problems.push_back(std::move(problem));
 }
 
 /// Rules of --tokens and --model.
@@ -300,7 +280,8 @@ void check_rules(const TrainConfig& config, const std::set<std::string_view>& ba
   check_training(config, bad, given.flags, problems);
   check_guards(config, bad, given.flags, problems);
   check_without_training(config, given.flags, problems);
-  check_optimizer_flags(config, given.flags, problems);
+  for (std::string& problem : idle_optimizer_flags(config, given.flags))
+    problems.push_back(std::move(problem));
 }
 
 }  // namespace train_gpt

@@ -12,6 +12,7 @@
 #include <sherd/train/text/tokenizer.h>
 
 #include "model_source.h"
+#include "optimizer_config.h"
 #include "trainer.h"
 
 namespace train_gpt {

@@ -30,6 +30,7 @@
 #include "generate.h"
 #include "launch_flags.h"
 #include "model_source.h"
+#include "optimizer_config.h"
 #include "output.h"
 #include "run_options.h"
 #include "same_files.h"

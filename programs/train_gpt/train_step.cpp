@@ -139,7 +139,7 @@ PendingStep Trainer::issue_step() {
   }
   p.loss = copy_behind(s, loss_sum);
   p.words = reduced_words(s, *rank_.world, runtime.served(), stop_);
-  p.statuses = optimizer_->muon().copy_statuses();
+  p.statuses = muon_->copy_statuses();
   p.skipped = optimizer_->copy_skipped();
   p.done = s.record();
   p.result.step = ++step_;
@@ -199,7 +199,7 @@ void Trainer::count_skipped(StepResult& r, const PendingStep& p) {
 void Trainer::warn_about_skipped_updates(const PendingStep& p, bool whole_step) {
   const int64_t step = p.result.step;
   std::vector<std::string> names;  // of a whole step that was skipped
-  for (auto& [name, status] : optimizer_->muon().report(p.statuses)) {
+  for (auto& [name, status] : muon_->report(p.statuses)) {
     if (status == MatrixStatus::not_finite && whole_step) names.push_back(name);
     if (status == MatrixStatus::not_finite && !whole_step)
       warn_formatted("step {}: {} has no finite Muon update; it was skipped", step, name);

@@ -9,13 +9,14 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/nn/hf/adapter_folder.h>
+#include <sherd/optim/normuon.h>
 #include <sherd/optim/qk_clip.h>
+#include <sherd/optim/soap.h>
 
 #include "misfit.h"
-#include "muon_config.h"
+#include "optimizer_config.h"
 #include "run_options.h"
 #include "saved_model.h"
-#include "soap_config.h"
 #include "windows.h"
 
 namespace train_gpt {
@@ -110,13 +111,9 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
   fully_shard(model_, mesh_, options);
   ignored_ = load_first_weights(model_, config);
   if (config.trains() || config.explain_plan || !config.save.empty()) {  // else no optimizer state
-    OptimizerOptions optimizer;
-    optimizer.adamw = {.beta1 = config.adam_beta1, .beta2 = config.adam_beta2, .eps = config.adam_eps};
-    optimizer.weight_decay = config.weight_decay;
-    optimizer.muon = muon_options(config);
-    if (uses(config, "soap")) optimizer.further.push_back(Soap::factory(soap_options(config)));
-    optimizer.skip_non_finite = config.skip_non_finite;
-    optimizer_.emplace(model_, routing_, optimizer);
+    optimizer_.emplace(model_, routing_, optimizer_options(config));
+    muon_ = uses(config, "normuon") ? &dynamic_cast<NorMuon&>(optimizer_->rule(NorMuon::kName)).muon()
+                                    : &optimizer_->muon();
     if (auto maxima = model_.logit_maxima(); !maxima.empty())
       optimizer_->after_update(
           std::make_shared<QkClip>(model_, std::move(maxima), QkClipOptions{config.qk_clip}));
@@ -195,13 +192,13 @@ int64_t Trainer::active_parameters() const {
 
 std::string Trainer::explain_plan() const {
   if (!optimizer_) return "";
-  if (!uses(config_, "soap")) return optimizer_->muon().explain();
+  if (!uses(config_, "soap")) return muon_->explain();
   const std::string soap = dynamic_cast<const WholeMatrices&>(optimizer_->rule(Soap::kName)).explain();
-  return uses(config_, "muon") ? optimizer_->muon().explain() + "\n" + soap : soap;
+  return uses(config_, "muon") || uses(config_, "normuon") ? muon_->explain() + "\n" + soap : soap;
 }
 
 std::vector<MatrixPlan> Trainer::muon_plans() const {
-  return optimizer_ ? optimizer_->muon().plans() : std::vector<MatrixPlan>();
+  return muon_ ? muon_->plans() : std::vector<MatrixPlan>();
 }
 
 std::string Trainer::describe() const {

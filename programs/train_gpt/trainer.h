@@ -171,6 +171,7 @@ class Trainer {
   sherd::nn::Tape tape_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;
+  sherd::Muon* muon_ = nullptr;  // of *optimizer_: Muon, or the one inside of NorMuon
   std::optional<sherd::Resumed> resumed_;
   int64_t step_ = 0;                                       // issued
   int64_t sequences_ = 0;                                  // consumed by all ranks together

@@ -11,12 +11,13 @@
 #include <sherd/comm/backend.h>
 #include <sherd/dtensor/layout.h>
 
+#include "optimizer_config.h"
 #include "settings.h"
 
 namespace libtorch_gpt {
 namespace {
 
-/// The settings of train_gpt that libtorch_gpt serves.
+/// The settings of train_gpt that libtorch_gpt serves, beside those of Muon and SOAP.
 constexpr std::string_view kServed[] = {"data",
                                         "seq",
                                         "batch",
@@ -43,6 +44,7 @@ constexpr std::string_view kServed[] = {"data",
                                         "weight_decay",
                                         "grad_clip",
                                         "precision",
+                                        "route",
                                         "memory_limit",
                                         "comm_timeout",
                                         "flight_recorder",
@@ -63,6 +65,13 @@ constexpr std::string_view kServed[] = {"data",
                                         "trace",
                                         "quiet"};
 
+bool is_served(std::string_view name) {
+  const auto subject = train_gpt::setting_of(name).subject();
+  if (subject == train_gpt::proto::MUON || subject == train_gpt::proto::SOAP)
+    return name != "muon_tensor" && name != "explain_plan";
+  return std::ranges::find(kServed, name) != std::end(kServed);
+}
+
 /// Help and words where they differ from train_gpt's; null: they do not.
 struct Own {
   std::string_view name;
@@ -72,7 +81,6 @@ struct Own {
 constexpr Own kOwn[] = {
     {"ranks", "number of ranks: replicas x shards; default in a job with --comm nccl or mpi: its processes"},
     {"layout", nullptr, "ragged|even_rows|whole_param"},
-    {"optimizer", nullptr, "adamw|muon"},
     {"seed", "seed of libtorch's generator, for the first weights"},
     {"device", "cuda: rank r of the host's processes uses GPU r, in builds with -DSHERD_TORCH_CUDA=ON"},
     {"comm",
@@ -92,9 +100,7 @@ constexpr Own kOwn[] = {
 std::vector<sherd::FieldGroup> fields_of(Config& c) {
   std::vector<sherd::FieldGroup> groups = train_gpt::fields_of(c);
   for (sherd::FieldGroup& group : groups) {
-    std::erase_if(group.fields, [](const sherd::Field& field) {
-      return std::ranges::find(kServed, std::string_view(field.name)) == std::end(kServed);
-    });
+    std::erase_if(group.fields, [](const sherd::Field& field) { return !is_served(field.name); });
     for (sherd::Field& field : group.fields) {
       const Own* const own = std::ranges::find(kOwn, std::string_view(field.name), &Own::name);
       if (own == std::end(kOwn)) continue;
@@ -106,7 +112,7 @@ std::vector<sherd::FieldGroup> fields_of(Config& c) {
   return groups;
 }
 
-void check(const Config& c, std::vector<std::string>& problems) {
+void check(const Config& c, const sherd::GivenFlags& given, std::vector<std::string>& problems) {
   if (c.steps > 0 && c.data.empty()) problems.push_back("--data is missing: a file or folder of text");
   if (c.dim % c.heads != 0) problems.push_back("--heads does not divide --dim");
   if (c.batch % (c.ranks * c.grad_accum) != 0)
@@ -123,6 +129,9 @@ void check(const Config& c, std::vector<std::string>& problems) {
   if (c.comm == "mpi" && c.device == "cuda")
     problems.push_back("--comm mpi: moves memory of CPUs; give --comm nccl, or leave --device cpu");
   if (c.comm_timeout == 0) problems.push_back("--comm-timeout 0: must be greater than 0");
+  for (std::string& problem : train_gpt::optimizer_problems(c)) problems.push_back(std::move(problem));
+  for (std::string& problem : train_gpt::idle_optimizer_flags(c, given))
+    problems.push_back(std::move(problem));
 }
 
 std::vector<sherd::MeshDim> mesh_of(const Config& c) {
@@ -138,13 +147,6 @@ sherd::FullyShardOptions shard_options(const Config& c) {
   o.reshard_after_forward = c.reshard_after_forward;
   o.prefetch = static_cast<int>(c.prefetch);
   if (c.precision == "bf16") o.compute_dtype = sherd::DType::bf16;
-  return o;
-}
-
-sherd::OptimizerOptions optimizer_options(const Config& c) {
-  sherd::OptimizerOptions o;
-  o.adamw = {.beta1 = c.adam_beta1, .beta2 = c.adam_beta2, .eps = c.adam_eps};
-  o.weight_decay = c.weight_decay;
   return o;
 }
 

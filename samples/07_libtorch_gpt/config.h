@@ -7,7 +7,6 @@
 #include <sherd/comm/launch_options.h>
 #include <sherd/dtensor/mesh.h>
 #include <sherd/fsdp/options.h>
-#include <sherd/optim/optimizer.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/train/report/trace_output.h>
 #include <sherd/train/settings/command_line.h>
@@ -29,11 +28,10 @@ struct Config : train_gpt::Settings {
 /// The table of all flags, which refers to `config`.
 std::vector<sherd::FieldGroup> fields_of(Config& config);
 /// Appends what cannot be, beside values that are outside their own words and bounds.
-void check(const Config& config, std::vector<std::string>& problems);
+void check(const Config& config, const sherd::GivenFlags& given, std::vector<std::string>& problems);
 
 std::vector<sherd::MeshDim> mesh_of(const Config& config);
 sherd::FullyShardOptions shard_options(const Config& config);
-sherd::OptimizerOptions optimizer_options(const Config& config);
 sherd::Schedule schedule_of(const Config& config);
 /// @param threads of each rank.
 sherd::LaunchOptions launch_options(const Config& config, int threads);

@@ -34,6 +34,8 @@
 #include <sherd/train/settings/command_line.h>
 #include <sherd/train/settings/config_file.h>
 
+#include "optimizer_config.h"
+
 namespace libtorch_gpt {
 namespace {
 
@@ -60,15 +62,13 @@ class Trainer {
       model_ = Gpt(Shape{config.dim, config.layers, config.heads, config.seq, config.recompute == "blocks"});
     }
     sherd::ModuleBase& root = sherd::torch::root_of(*model_);
-    const sherd::Algorithm algorithm =
-        config.optimizer == "muon" ? sherd::Algorithm::muon : sherd::Algorithm::adamw;
     for (auto& [name, p] : root.named_parameters())  // q, k and v are matrices of their own
       if (name.ends_with("qkv.weight")) p.set_row_blocks({config.dim, config.dim, config.dim});
-    sherd::torch::route(*model_, {.optimizer = algorithm});
+    sherd::torch::route(*model_, train_gpt::routing_options(config));
     const sherd::DeviceMesh mesh(rank.world, mesh_of(config));
     sherd::torch::fully_shard<BlockImpl>(*model_, mesh, shard_options(config));
     if (!config.init_weights.empty()) sherd::import_weights(root, config.init_weights);
-    optimizer_.emplace(*model_, optimizer_options(config));
+    optimizer_.emplace(*model_, train_gpt::optimizer_options(config));
     if (!config.resume.empty()) {
       const auto resumed = sherd::resume(config.resume, root, &*optimizer_);
       step_ = resumed.report.training.step;
@@ -260,7 +260,7 @@ int main_of(int argc, char** argv) {
     if (config.comm != "local" && !given.has("ranks"))
       config.ranks = std::max<int64_t>(config.ranks, sherd::job_in_environment().processes);
     sherd::check_values(groups, given, problems);
-    check(config, problems);
+    check(config, given, problems);
     sherd::throw_problems(problems);
   } catch (const std::exception& e) {
     sherd::print_error("libtorch_gpt", e.what());

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <numeric>
+#include <tuple>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -88,7 +91,7 @@ TEST(Soap, FiftyStepsAreThoseOfNumPy) {
 }
 
 TEST(Soap, RoutinesGiveOrthonormalEigenvectors) {
-  for (const int64_t n : {1, 2, 7, 40}) {
+  for (const int64_t n : {1, 2, 7, 40, 100}) {
     const Floats random = normal(n * n, 5);
     std::vector<double> symmetric(random.size()), work(static_cast<size_t>(soap_routine_doubles(n)));
     for (int64_t i = 0; i < n; ++i)
@@ -117,6 +120,48 @@ TEST(Soap, RoutinesGiveOrthonormalEigenvectors) {
         }
     }
   }
+}
+
+void on_threads(int threads, const std::function<void()>& work) {
+  Lab lab("cpu", threads);
+  lab.s.submit("work", [&](ExecutionContext&) { work(); });
+  lab.s.synchronize();
+}
+
+// The values are multiples of 1/32, so every sum is exact.
+TEST(Soap, ProductsAreThoseOfTheReferenceOnEveryNumberOfThreads) {
+  for (const auto& [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1},
+                                {6, 8, 3},
+                                {7, 9, 257},
+                                {97, 23, 5},
+                                {100, 31, 300}}) {
+    const std::vector<double> a = soap_values(m * k, 1), b = soap_values(k * n, 2);
+    for (const bool trans_a : {false, true}) {
+      for (const bool trans_b : {false, true}) {
+        std::vector<double> want(static_cast<size_t>(m * n)), got = want;
+        reference::soap_routines().product(trans_a, trans_b, m, n, k, a.data(), b.data(), want.data());
+        for (const int threads : {1, 3}) {
+          std::fill(got.begin(), got.end(), -7);
+          const auto product = cpu::soap_routines().product;
+          on_threads(threads, [&, rows = m, cols = n, inner = k] {
+            product(trans_a, trans_b, rows, cols, inner, a.data(), b.data(), got.data());
+          });
+          EXPECT_EQ(got, want) << m << " x " << n << " x " << k << ", " << threads << " threads";
+        }
+      }
+    }
+  }
+}
+
+TEST(Soap, OrthonormalRowsHaveTheSameBitsOnEveryNumberOfThreads) {
+  constexpr int64_t kSide = 200;
+  const Floats random = normal(kSide * kSide, 6);
+  std::vector<double> work(static_cast<size_t>(soap_routine_doubles(kSide)));
+  std::vector<double> one(random.begin(), random.end()), three = one;
+  const auto orthonormal_rows = cpu::soap_routines().orthonormal_rows;
+  on_threads(1, [&] { orthonormal_rows(kSide, one.data(), work.data()); });
+  on_threads(3, [&] { orthonormal_rows(kSide, three.data(), work.data()); });
+  EXPECT_EQ(one, three);
 }
 
 struct SoapRun {

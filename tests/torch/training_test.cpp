@@ -10,6 +10,8 @@
 #include <sherd/checkpoint/state_dict.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/fsdp/read_loss.h>
+#include <sherd/optim/normuon.h>
+#include <sherd/optim/soap.h>
 #include <sherd/torch/local_shards.h>
 #include <sherd/torch/optimizer.h>
 
@@ -33,10 +35,16 @@ struct BnNetImpl : torch::nn::Module {
 };
 SHERD_TORCH_MODULE(BnNet);
 
+const std::vector<sherd::Algorithm>& algorithms() {
+  static const std::vector<sherd::Algorithm> all{sherd::Algorithm::adamw, sherd::Algorithm::muon,
+                                                 sherd::NorMuon::kName, sherd::Soap::kName};
+  return all;
+}
+
 /// A rank's model with sherd's optimizer.
 struct Trainer {
   Trainer(const RankContext& rank, const Net& first, Strategy strategy, sherd::Algorithm algorithm,
-          std::optional<uint64_t> other_values = {}) {
+          std::optional<uint64_t> other_values = {}, double fraction = 1) {
     copy_weights(*first, *model);
     if (other_values)
       for (auto& p : model->parameters()) p.data().fill_(0.5f);
@@ -44,7 +52,10 @@ struct Trainer {
     FullyShardOptions o;
     o.strategy = strategy;
     sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
-    optimizer.emplace(*model, sherd::OptimizerOptions{.weight_decay = 0.1});
+    sherd::OptimizerOptions options{.muon = {.fraction = fraction}, .weight_decay = 0.1};
+    if (algorithm == sherd::NorMuon::kName) options.further.push_back(sherd::NorMuon::factory());
+    if (algorithm == sherd::Soap::kName) options.further.push_back(sherd::Soap::factory());
+    optimizer.emplace(*model, options);
   }
   float step(int number) {
     net_loss(model, number).backward();
@@ -70,7 +81,7 @@ void expect_same(const sherd::StateDict& a, const sherd::StateDict& b) {
 TEST(TorchTraining, SherdsOptimizersGiveTheSameBitsUnderAllStrategies) {
   torch::manual_seed(7);
   Net first;
-  for (const sherd::Algorithm& algorithm : {sherd::Algorithm::adamw, sherd::Algorithm::muon}) {
+  for (const sherd::Algorithm& algorithm : algorithms()) {
     launch(4, [&](RankContext& rank) {
       std::optional<sherd::StateDict> want;
       std::vector<float> norms;
@@ -88,6 +99,29 @@ TEST(TorchTraining, SherdsOptimizersGiveTheSameBitsUnderAllStrategies) {
         }
       }
     });
+  }
+}
+
+// Every rank has the same batch, and the mean of 2 or 4 equal gradients is exact.
+TEST(TorchTraining, EqualGradientsGiveTheBitsOfOneRank) {
+  torch::manual_seed(7);
+  Net first;
+  for (const double fraction : {1.0, 0.25}) {
+    for (const sherd::Algorithm& algorithm : algorithms()) {
+      if (fraction < 1 && algorithm != sherd::Algorithm::muon) continue;
+      std::optional<sherd::StateDict> want;
+      for (const int ranks : {1, 2, 4}) {
+        for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
+          launch(ranks, [&](RankContext& rank) {
+            Trainer trainer(rank, first, strategy, algorithm, {}, fraction);
+            for (int step = 0; step < 4; ++step) trainer.step(step);
+            const sherd::StateDict state = trainer.state();
+            if (want) expect_same(*want, state);
+            if (rank.world->size() == 1) want = state;
+          });
+        }
+      }
+    }
   }
 }
 
@@ -128,8 +162,8 @@ TEST(TorchTraining, CheckpointsGoOnWithOtherRanksAndStrategies) {
   TemporaryFolder folder;
   torch::manual_seed(7);
   Net first;
-  for (const sherd::Algorithm& algorithm : {sherd::Algorithm::adamw, sherd::Algorithm::muon}) {
-    const fs::path save = folder.path() / (algorithm == sherd::Algorithm::muon ? "muon" : "adamw");
+  for (const sherd::Algorithm& algorithm : algorithms()) {
+    const fs::path save = folder.path() / name_of(algorithm);
     std::optional<sherd::StateDict> saved;
     launch(3, [&](RankContext& rank) {
       Trainer trainer(rank, first, Strategy::optim_grads_params, algorithm);

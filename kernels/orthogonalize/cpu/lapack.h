@@ -16,12 +16,6 @@ void dgesdd_(const char* jobz, const int* m, const int* n, double* a, const int*
 void dsyevd_(const char* jobz, const char* uplo, const int* n, double* a, const int* lda, double* w,
              double* work, const int* lwork, int* iwork, const int* liwork, int* info,
              std::size_t jobz_length, std::size_t uplo_length);
-/// A[m,n] = QR: R in the upper triangle, reflectors below and in tau.
-void dgeqrf_(const int* m, const int* n, double* a, const int* lda, double* tau, double* work,
-             const int* lwork, int* info);
-/// Q[m,n] of k reflectors, in place.
-void dorgqr_(const int* m, const int* n, const int* k, double* a, const int* lda, const double* tau,
-             double* work, const int* lwork, int* info);
 
 /// C[m,n] = alpha op(A) op(B) + beta C.
 void dgemm_(const char* trans_a, const char* trans_b, const int* m, const int* n, const int* k,

@@ -63,12 +63,16 @@ class Step {
 
   // factor = (1 - w) factor + w / other * Z Z^T (by_rows) or Z^T Z, Z = z with lam^-1/2 along the other side.
   void add_covariance(const SoapSide& side, double* z, const SoapSide& other, bool by_rows) {
-    const bool scaled = t_ > 1 && other;
-    for (int64_t i = 0; i < m_; ++i)
-      for (int64_t j = 0; scaled && j < n_; ++j)
-        z[i * n_ + j] /= std::sqrt(std::max(other.values[by_rows ? j : i], c_.eps));
+    Memory memory = memory_;
+    if (t_ > 1 && other) {
+      double* const scales = memory.take(other.n);
+      std::transform(other.values, other.values + other.n, scales,
+                     [&](double value) { return 1 / std::sqrt(std::max(value, c_.eps)); });
+      for (int64_t i = 0; i < m_; ++i)
+        for (int64_t j = 0; j < n_; ++j) z[i * n_ + j] *= scales[by_rows ? j : i];
+    }
     const int64_t k = side.n;
-    double* sum = memory_.next;
+    double* sum = memory.next;
     r_.product(!by_rows, by_rows, k, k, other.n, z, z, sum);
     const double w = (1 - c_.shampoo_beta) / (1 - std::pow(c_.shampoo_beta, t_));
     for (int64_t i = 0; i < k * k; ++i)
@@ -163,8 +167,8 @@ SoapStateOf<double> place(const SoapState& s, int64_t m, int64_t n, Memory& memo
 }  // namespace
 
 int64_t soap_routine_doubles(int64_t n) {
-  // dsyevd: 1 + 6n + 2n^2 doubles, and 3 + 5n integers; dgeqrf and dorgqr: n reflectors, blocks of 64 columns, n signs.
-  return std::max<int64_t>(1 + 6 * n + 2 * n * n + (3 + 5 * n), 66 * n);
+  // dsyevd: 1 + 6n + 2n^2 doubles, and 3 + 5n integers; orthonormal_rows() of the CPU kernels: n^2 + 97n.
+  return std::max<int64_t>(1 + 6 * n + 2 * n * n + (3 + 5 * n), n * n + 97 * n);
 }
 
 int64_t soap_work_doubles(int64_t rows, int64_t cols) {

@@ -23,10 +23,10 @@ namespace reference {
 const SoapRoutines& soap_routines();  // Jacobi rotations, Householder reflections
 }
 namespace cpu {
-const SoapRoutines& soap_routines();  // LAPACK and BLAS
+const SoapRoutines& soap_routines();  // LAPACK's eigenvectors, blocked reflections
 }
 
-/// Returns the doubles of work memory of the routines for n: LAPACK's dsyevd, dgeqrf and dorgqr.
+/// Returns the doubles of work memory of the routines for n.
 int64_t soap_routine_doubles(int64_t n);
 /// Returns the doubles of work memory of soap_matrix().
 int64_t soap_work_doubles(int64_t rows, int64_t cols);

@@ -8,6 +8,7 @@
 #include <sherd/train/report/timeline.h>
 
 #include "context_exchange.h"
+#include "optimizer_config.h"
 
 namespace sherd::tools {
 namespace {

@@ -357,7 +357,7 @@ TEST(Config, MuonFlagsAreCheckedTogether) {
   EXPECT_THAT(refusal({"--muon-working", "bf16", "--ns-form", "gram"}), HasSubstr("fp16 or fp32"));
   EXPECT_THAT(refusal({"--route", "fc"}), HasSubstr("REGEX=muon"));
   EXPECT_THAT(refusal({"--route", "(=muon"}), HasSubstr("--route"));
-  EXPECT_THAT(refusal({"--route", "fc=sgd"}), HasSubstr("adamw, muon or soap"));
+  EXPECT_THAT(refusal({"--route", "fc=sgd"}), HasSubstr("adamw, muon, normuon or soap"));
   EXPECT_EQ(parse({"--optimizer", "muon", "--ns-coefficients", "2,-1.5,0.5", "--ns-steps", "4", "--ns-form",
                    "gram", "--ns-restart", "2"})
                 .ns_steps,
@@ -374,6 +374,15 @@ TEST(Config, MuonFlagsWithoutMuonAreRefusedAndInAFileTheyMayWait) {
   const TemporaryFolder folder;
   const std::string file = folder.write("run.txtpb", "optimizer: \"muon\" muon_mode: \"owner\"");
   EXPECT_EQ(parse({"--config", file, "--optimizer", "adamw"}).muon_mode, "owner");
+}
+
+TEST(Config, NorMuonTakesTheFlagsOfMuon) {
+  EXPECT_EQ(parse({"--optimizer", "normuon", "--muon-mode", "owner"}).muon_mode, "owner");
+  EXPECT_EQ(parse({"--route", "fc=normuon", "--ns-steps", "4"}).ns_steps, 4);
+  EXPECT_THAT(refusal({"--optimizer", "normuon", "--muon-fraction", "0.5"}),
+              HasSubstr("--muon-fraction 0.5: NorMuon normalizes all rows"));
+  EXPECT_THAT(refusal({"--optimizer", "normuon", "--muon-scale", "spectral"}), HasSubstr("match_rms_adamw"));
+  EXPECT_THAT(refusal({"--optimizer", "muon", "--route", "fc=normuon"}), HasSubstr("use one of them"));
 }
 
 TEST(Config, SoapFlagsWithoutSoapAreRefused) {

@@ -14,7 +14,7 @@
 #include <sherd/train/data/token_windows.h>
 
 #include "launch_flags.h"
-#include "muon_config.h"
+#include "optimizer_config.h"
 #include "parse_flags.h"
 #include "run_options.h"
 
@@ -91,7 +91,7 @@ TEST(Settings, EveryWordIsOneOfTheLibrarys) {
         if (config.comm != "auto") {
           EXPECT_NO_THROW(launch_options(config)) << field.name << " " << word;
         }
-        EXPECT_NO_THROW(muon_options(config)) << field.name << " " << word;
+        EXPECT_NO_THROW(optimizer_options(config)) << field.name << " " << word;
         EXPECT_NO_THROW(routing_options(config)) << field.name << " " << word;
         EXPECT_NO_THROW(schedule_of(config)) << field.name << " " << word;
         EXPECT_NO_THROW(sherd::parse_strategy(config.strategy)) << word;

@@ -1,13 +1,18 @@
-#include "muon_config.h"
+#include "optimizer_config.h"
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <regex>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <sherd/optim/muon/coefficients.h>
+#include <sherd/optim/normuon.h>
 #include <sherd/optim/soap.h>
+
+#include "settings.h"
 
 namespace train_gpt {
 namespace {
@@ -22,7 +27,7 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
-std::vector<int> restarts(const TrainConfig& c) {
+std::vector<int> restarts(const Settings& c) {
   std::vector<int> steps;
   for (const std::string& part : split(c.ns_restart, ',')) {
     int step = 0;
@@ -37,9 +42,11 @@ std::vector<int> restarts(const TrainConfig& c) {
 }
 
 sherd::Algorithm algorithm_named(const std::string& name) {
-  for (const sherd::Algorithm& a : {sherd::Algorithm::adamw, sherd::Algorithm::muon, sherd::Soap::kName})
+  for (const sherd::Algorithm& a :
+       {sherd::Algorithm::adamw, sherd::Algorithm::muon, sherd::NorMuon::kName, sherd::Soap::kName})
     if (a.name() == name) return a;
-  throw sherd::InvalidArgument(fmt::format("optimizer '{}' is unknown; use adamw, muon or soap", name));
+  throw sherd::InvalidArgument(
+      fmt::format("optimizer '{}' is unknown; use adamw, muon, normuon or soap", name));
 }
 
 std::vector<sherd::RoutingRule> routing_rules(const std::string& text) {
@@ -48,7 +55,7 @@ std::vector<sherd::RoutingRule> routing_rules(const std::string& text) {
     const size_t equals = rule.rfind('=');
     if (equals == std::string::npos || equals == 0)
       throw sherd::InvalidArgument(fmt::format(
-          "--route '{}': write REGEX=muon, REGEX=soap or REGEX=adamw, several separated by ';'", rule));
+          "--route '{}': write REGEX=OPTIMIZER, such as REGEX=muon, several separated by ';'", rule));
     rules.push_back({rule.substr(0, equals), algorithm_named(rule.substr(equals + 1))});
   }
   return rules;
@@ -64,9 +71,7 @@ void collect(std::vector<std::string>& problems, const char* flag, F f) {
   }
 }
 
-}  // namespace
-
-std::vector<std::string> muon_problems(const TrainConfig& c) {
+std::vector<std::string> muon_problems(const Settings& c) {
   std::vector<std::string> problems;
   std::vector<sherd::Coefficients> steps;
   collect(problems, "--ns-coefficients",
@@ -81,9 +86,6 @@ std::vector<std::string> muon_problems(const TrainConfig& c) {
   });
   if (!c.ns_restart.empty() && split(c.ns_restart, ',').empty())
     problems.push_back(fmt::format("--ns-restart '{}': no number of steps", c.ns_restart));
-  if (!c.route.empty() && split(c.route, ';').empty())
-    problems.push_back(
-        fmt::format("--route '{}': no rule; write REGEX=muon, REGEX=soap or REGEX=adamw", c.route));
   if (c.muon_momentum == 1) problems.push_back("--muon-momentum 1: must be less than 1");
   if (c.muon_fraction == 0) problems.push_back("--muon-fraction 0: must be greater than 0");
   if (c.muon_fraction < 1 &&
@@ -98,20 +100,26 @@ std::vector<std::string> muon_problems(const TrainConfig& c) {
   if (c.muon_working == "bf16" && (c.ns_form == "gram" || c.muon_mode == "gram" || c.muon_allow_inexact ||
                                    c.muon_tensor == "distributed"))
     problems.push_back("--muon-working bf16: Gram matrices in bf16 are numerically unsafe; use fp16 or fp32");
-  collect(problems, "--route", [&] {
-    for (auto& rule : routing_rules(c.route)) std::regex(rule.pattern);
-  });
   return problems;
 }
 
-bool uses(const TrainConfig& c, const std::string& optimizer) {
-  const std::vector<std::string> rules = split(c.route, ';');
-  return c.optimizer == optimizer || std::any_of(rules.begin(), rules.end(), [&](const std::string& r) {
-           return r.ends_with("=" + optimizer);
-         });
+std::vector<std::string> normuon_problems(const Settings& c) {
+  std::vector<std::string> problems;
+  if (!uses(c, "normuon")) return problems;
+  if (uses(c, "muon"))
+    problems.push_back("--route: Muon and NorMuon have the same flags; use one of them in a run");
+  if (c.muon_fraction < 1)
+    problems.push_back(fmt::format("--muon-fraction {}: NorMuon normalizes all rows; use --optimizer muon",
+                                   c.muon_fraction));
+  if (c.muon_scale != "match_rms_adamw")
+    problems.push_back(
+        fmt::format("--muon-scale {}: NorMuon's updates have the RMS of match_rms_adamw; use "
+                    "that, and --muon-scale-factor",
+                    c.muon_scale));
+  return problems;
 }
 
-sherd::MuonOptions muon_options(const TrainConfig& c) {
+sherd::MuonOptions muon_options(const Settings& c) {
   sherd::MuonOptions o;
   o.momentum = static_cast<float>(c.muon_momentum);
   o.orthogonalize.method =
@@ -134,7 +142,73 @@ sherd::MuonOptions muon_options(const TrainConfig& c) {
   return o;
 }
 
-sherd::RoutingOptions routing_options(const TrainConfig& c) {
+sherd::SoapOptions soap_options(const Settings& c) {
+  return {.constants = {.beta1 = c.adam_beta1,
+                        .beta2 = c.adam_beta2,
+                        .shampoo_beta = c.soap_beta,
+                        .eps = c.soap_eps},
+          .max_dim = c.soap_max_dim,
+          .whole = {.state_weight = c.whole_balance}};
+}
+
+}  // namespace
+
+sherd::DType dtype_named(std::string_view word) {
+  if (word == "bf16") return sherd::DType::bf16;
+  return word == "fp16" ? sherd::DType::f16 : sherd::DType::f32;
+}
+
+bool uses(const Settings& c, const std::string& optimizer) {
+  const std::vector<std::string> rules = split(c.route, ';');
+  return c.optimizer == optimizer || std::any_of(rules.begin(), rules.end(), [&](const std::string& r) {
+           return r.ends_with("=" + optimizer);
+         });
+}
+
+std::vector<std::string> optimizer_problems(const Settings& c) {
+  std::vector<std::string> problems = muon_problems(c);
+  if (!c.route.empty() && split(c.route, ';').empty())
+    problems.push_back(
+        fmt::format("--route '{}': no rule; write REGEX=OPTIMIZER, such as REGEX=muon", c.route));
+  collect(problems, "--route", [&] {
+    for (auto& rule : routing_rules(c.route)) std::regex(rule.pattern);
+  });
+  for (std::string& problem : normuon_problems(c)) problems.push_back(std::move(problem));
+  if (c.soap_beta == 1) problems.push_back("--soap-beta 1: must be less than 1");
+  if (c.soap_eps == 0) problems.push_back("--soap-eps 0: must be greater than 0");
+  return problems;
+}
+
+std::vector<std::string> idle_optimizer_flags(const Settings& c, const sherd::GivenFlags& given) {
+  std::vector<std::string> problems;
+  const bool muon = uses(c, "muon") || uses(c, "normuon"), soap = uses(c, "soap");
+  const auto refuse = [&](const char* title, const char* name,
+                          const std::function<bool(const proto::Setting&)>& idle) {
+    if (const std::string flags = given_flags(given, idle); !flags.empty())
+      problems.push_back(fmt::format("{}: no parameter goes to {}; give --optimizer {}, or --route REGEX={}",
+                                     flags, title, name, name));
+  };
+  const proto::Setting& plan = setting_of("explain_plan");
+  if (!muon)
+    refuse("Muon", "muon",
+           [&](const proto::Setting& s) { return s.subject() == proto::MUON && !(soap && &s == &plan); });
+  if (!soap) refuse("SOAP", "soap", [](const proto::Setting& s) { return s.subject() == proto::SOAP; });
+  return problems;
+}
+
+sherd::OptimizerOptions optimizer_options(const Settings& c) {
+  sherd::OptimizerOptions o;
+  o.adamw = {.beta1 = c.adam_beta1, .beta2 = c.adam_beta2, .eps = c.adam_eps};
+  o.weight_decay = c.weight_decay;
+  o.skip_non_finite = c.skip_non_finite;
+  o.muon = muon_options(c);
+  if (uses(c, "normuon"))
+    o.further.push_back(sherd::NorMuon::factory({.muon = o.muon, .beta2 = c.adam_beta2}));
+  if (uses(c, "soap")) o.further.push_back(sherd::Soap::factory(soap_options(c)));
+  return o;
+}
+
+sherd::RoutingOptions routing_options(const Settings& c) {
   sherd::RoutingOptions o;
   o.optimizer = algorithm_named(c.optimizer);
   o.rules = routing_rules(c.route);
