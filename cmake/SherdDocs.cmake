@@ -17,6 +17,8 @@ if(DOXYGEN_FOUND)
   set(DOXYGEN_SEARCH_INCLUDES NO)
   set(DOXYGEN_WARN_IF_INCOMPLETE_DOC NO)  # @param is for arguments whose name does not say enough
   set(DOXYGEN_WARN_AS_ERROR FAIL_ON_WARNINGS)
-  doxygen_add_docs(docs ${headers} ${torch_headers} include/sherd/sherd.h WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+  set(DOXYGEN_HTML_EXTRA_STYLESHEET ${PROJECT_SOURCE_DIR}/packaging/site/headers.css)
+  doxygen_add_docs(docs ${headers} ${torch_headers} include/sherd/sherd.h include/sherd/torch.h packaging/site/headers.dox
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     COMMENT "Doxygen: installed headers")
 endif()

@@ -14,7 +14,8 @@
 #   hosts         MPI over 2 and 4 hosts that are network namespaces, cables cut (root; skipped elsewhere)
 #   packages      .deb and archive, lintian, a bare Debian, Conan, vcpkg's port, a wheel, sherd inside another project, the CPU image's
 #                 instructions (each skipped where it cannot be)
-#   site          the static site without warnings; commands of two pages, with the outputs that they show
+#   demo          scripts/demo.sh with few steps
+#   site          the static site without warnings; commands of all pages, of some with the outputs that they show
 #   soak          30 minutes of training with crashes and resumes, or SOAK_MINUTES, with threads and over MPI
 #
 # Every stage is run; the exit code is 1 when any failed.
@@ -82,12 +83,14 @@ stage "packages, vcpkg" tests/packaging/vcpkg_test.sh "$PWD"
 stage "packages, image" where_possible tests/packaging/dockerfile_test.sh "$PWD" packaging/docker/Dockerfile \
   train_gpt --data /usr/lib/x86_64-linux-gnu/perl-base --steps 20
 stage "packages, lint" where_possible tests/packaging/lint_test.sh "$PWD"
+stage "demo" scripts/demo.sh --steps 40 --seq 64
 stage "site" scripts/site.sh
-for page in failures checkpoints layout planning; do
+shown=(failures checkpoints functions guarantees layout own_optimizer planning)
+for page in "${shown[@]}"; do
   stage "commands of docs/$page.md" python3 tests/docs/commands.py docs/$page.md build/release/bin
 done
-stage "commands of other pages" python3 tests/docs/commands.py --short build/release/bin README.md \
-  docs/{clusters,models,muon,soap,training,tutorial}.md
+stage "commands of other pages" python3 tests/docs/commands.py --short build/release/bin README.md scripts/cluster/README.md \
+  $(printf '%s\n' docs/*.md | grep -vE "/($(IFS='|'; echo "${shown[*]}"))\.md")
 for comm in local mpi; do
   stage "soak, $comm" env COMM=$comm scripts/soak.sh "${SOAK_MINUTES:-30}" --threads 1
 done

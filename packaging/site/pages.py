@@ -44,6 +44,11 @@ def on_config(config):
     return config
 
 
+def on_page_content(html, **_):
+    """Names in code, such as flags, do not break at their hyphens."""
+    return re.sub(r"<code>(?=[^<\s]{1,28}</code>)", '<code class="name">', html)
+
+
 def on_files(files, config):
     for file in list(files):
         if file.src_dir == config.docs_dir:

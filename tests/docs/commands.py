@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Runs the commands of a page and looks for the output that the page shows: commands.py PAGE FOLDER_OF_PROGRAMS
-Runs the commands of pages for a few steps each, whatever they print: commands.py --short FOLDER_OF_PROGRAMS PAGES...
+Runs the commands of pages, if they have any, for a few steps each, whatever they print: commands.py --short FOLDER_OF_PROGRAMS PAGES...
 Checks that the programs have the flags of all commands of pages: commands.py --flags FOLDER_OF_PROGRAMS PAGES...
 
-Commands are indented lines that begin with build/release/bin/; the next indented block without one is their output. Each of its
-lines must be printed, where "..." stands for anything. "# after one byte was changed" changes the last byte of a file of the
-checkpoint that the command names. Commands with words in capitals, such as FOLDER, are examples to fill in.
+Commands are indented lines that begin with build/release/bin/, mpirun on one host, or a script of docs/; the next indented block
+without one is their output. Each of its lines must be printed, where "..." stands for anything. "# after one byte was changed"
+changes the last byte of a file of the checkpoint that the command names. Commands with words in capitals, such as FOLDER, are
+examples to fill in. Flags are also checked of build/cuda/bin/.
 """
 
 import functools
+import os
 import pathlib
 import re
 import shutil
@@ -18,6 +20,9 @@ import sys
 import tempfile
 
 PROGRAM = "build/release/bin/"
+COMMAND = re.compile(rf"(?:mpirun -n \d+ (?:--bind-to none )?)?{PROGRAM}|docs/\w+\.py ")
+# As root, and more ranks than cores.
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -39,6 +44,7 @@ def shorter(command):
     """Ends after 8 steps, and does every 2 steps what it does now and then."""
     least = lambda steps: lambda flag: f"{flag[1]} {min(int(flag[2]), steps)}"
     command = re.sub(r"(--steps) (\d+)", least(8), command)
+    command = re.sub(r"(--comm \w+)(?!.*--steps)", r"\1 --steps 8", command)
     command = command.replace("--from-scratch", "--from-scratch --seq 32 --batch 2")
     return re.sub(r"(--(?:save-every|eval-every|check-replicas|verify-step)) (\d+)", least(2), command)
 
@@ -63,17 +69,17 @@ def main(page, programs, short=False):
         prepare(pathlib.Path(folder))
         output, shown = "", True
         for block in blocks(pathlib.Path(page).read_text()):
-            if block[0].startswith(PROGRAM):
-                commands = [line for line in block if not re.search(r"\b[A-Z]{4,}\b", line.split("#")[0])]
+            if any(map(COMMAND.match, block)):
+                commands = [line for line in block if COMMAND.match(line) and not re.search(r"\b[A-Z]{4,}\b", line.split("#")[0])]
                 shown = len(commands) == len(block)
                 output = "" if shown else None
                 for command in commands:
                     if "# after one byte was changed" in command:
                         damage(folder, command)
-                    if not command.startswith(PROGRAM) and not shutil.which(command.split()[0]):
+                    if command.startswith("mpirun") and not shutil.which("mpirun"):
                         continue
                     command = shorter(command) if short else command
-                    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=600)
+                    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, timeout=600, env=os.environ | OPEN_MPI)
                     output, ran = done.stdout + done.stderr, ran + 1
                     if done.returncode < 0 or done.returncode > 2 or (short and done.returncode > ("# after" in command)):
                         print(f"{page}: exit code {done.returncode} of {command}\n{output}")
@@ -85,14 +91,16 @@ def main(page, programs, short=False):
                         print(f"{page}: not printed by the command before: {line}\n{output}")
                         failed = 1
                 output = None
-    print(f"{page}: {ran} commands")
-    return failed or not ran
+    if ran or not short:
+        print(f"{page}: {ran} commands")
+    return failed or not (ran or short)
 
 
 def calls(page):
     """Program, subcommands and arguments of each command of a page; `sherd run ... -- train_gpt ...` is two."""
     text = "\n".join("\n".join(block) for block in blocks(page))
-    for call in re.finditer(PROGRAM + rf"(.*?)(?={PROGRAM}|#|$)", text, flags=re.M):
+    folder = "build/(?:release|cuda)/bin/"
+    for call in re.finditer(rf"{folder}(.*?)(?={folder}|#|$)", text, flags=re.M):
         if re.search(r"--[a-z-]+ +$", text[:call.start()][-80:]):  # the value of another program's flag
             continue
         words = call[1].split()
@@ -106,11 +114,13 @@ def check_flags(programs, pages):
     help_of = functools.cache(lambda *command: subprocess.run(command, capture_output=True, text=True).stdout)
     for page in pages:
         for (program, *sub), arguments in calls(pathlib.Path(page).read_text()):
-            # Of another build; and GoogleTest's, which would run all tests.
-            if not (programs / program).exists() or program.startswith("test_"):
+            # Of another build; and those without --help, which would run.
+            if not (programs / program).exists() or program.startswith(("test_", "sample_")):
                 continue
             ask = "--help" if sub else "--help-all"
             known = help_of(programs / program, *sub, ask)
+            if sub == ["plan"]:  # takes those of train_gpt, too
+                known += help_of(programs / "train_gpt", "--help-all")
             count += 1
             for flag in arguments:
                 if re.fullmatch("--[a-z-]+", flag) and not re.search(flag + "(?![a-z-])", known):

@@ -13,7 +13,7 @@ function(vcpkg_cmake_configure)
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "vcpkg_cmake_configure: unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
-  run(${CMAKE_COMMAND} -G Ninja -S ${arg_SOURCE_PATH} -B ${CURRENT_BUILDTREES_DIR} -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1
+  run(${CMAKE_COMMAND} -G Ninja -S ${arg_SOURCE_PATH} -B ${CURRENT_BUILDTREES_DIR} -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
     -DBUILD_SHARED_LIBS=OFF -DCMAKE_INSTALL_PREFIX=${CURRENT_PACKAGES_DIR} -DCMAKE_INSTALL_LIBDIR=lib ${arg_OPTIONS})
 endfunction()
 function(vcpkg_cmake_install)
