@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "golden_values.h"
 #include "nets.h"
 
 namespace sherd::test {
@@ -205,15 +206,8 @@ const json& golden_attention() {
   return file;
 }
 
-/// values() of make_attention.py.
-Floats values(int64_t count, int64_t salt) {
-  Floats v;
-  for (int64_t i = 0; i < count; ++i) v.push_back(static_cast<float>((i * 73 + salt * 31) % 127 - 63) / 32);
-  return v;
-}
-
 Floats weight_values(int64_t count, int64_t salt) {
-  Floats v = values(count, salt);
+  Floats v = golden_values(count, salt);
   for (float& x : v) x = 1 + x / 4;
   return v;
 }
@@ -265,13 +259,13 @@ TEST(AttentionGolden, MatchesPyTorchWithGradients) {
         change.end();
       }
       Tape tape;
-      const Var qkv = tape.leaf(tensor(device, {rows, columns}, values(rows * columns, 1)));
+      const Var qkv = tape.leaf(tensor(device, {rows, columns}, golden_values(rows * columns, 1)));
       const Var out = model(qkv);
       const std::string what = c.dump().substr(0, 100);
       expect_golden(ops::to_floats(s, turned.value()), c.at("turned"), "turned, " + what);
       expect_golden(ops::to_floats(s, out.value()), c.at("out"), "out, " + what);
       expect_golden(ops::to_floats(s, most), c.at("max_logits"), "max_logits, " + what);
-      tape.backward(out, tensor(device, out.shape(), values(out.numel(), 4)));
+      tape.backward(out, tensor(device, out.shape(), golden_values(out.numel(), 4)));
       expect_golden(ops::to_floats(s, tape.gradient(qkv)), c.at("dqkv"), "dqkv, " + what);
       if (!normed) continue;
       expect_golden(ops::to_floats(s, model.q.grad_shard()), c.at("dq_weight"), "dq_weight, " + what);

@@ -21,5 +21,7 @@ using GoldenTable = std::map<std::string, GoldenFunction>;
 
 /// Those of algebra.json.
 const GoldenTable& algebra_functions();
+/// Those of latent.json.
+const GoldenTable& latent_functions();
 
 }  // namespace sherd::test

@@ -1,4 +1,4 @@
-// Every function against PyTorch (tests/golden/functions.json and algebra.json; the README says how they are made), and its
+// Every function against PyTorch (tests/golden/functions.json, algebra.json and latent.json; the README says how they are made), and its
 // gradients against differences of its own value in f64.
 #include <gtest/gtest.h>
 
@@ -89,9 +89,10 @@ const GoldenTable& plain_functions() {
 
 const GoldenTable& all_functions() {
   static const GoldenTable all = [] {
-    GoldenTable both = plain_functions();
-    both.insert(algebra_functions().begin(), algebra_functions().end());
-    return both;
+    GoldenTable joined = plain_functions();
+    joined.insert(algebra_functions().begin(), algebra_functions().end());
+    joined.insert(latent_functions().begin(), latent_functions().end());
+    return joined;
   }();
   return all;
 }
@@ -99,7 +100,7 @@ const GoldenTable& all_functions() {
 const nlohmann::json& golden_cases() {
   static const nlohmann::json cases = [] {
     nlohmann::json all;
-    for (const char* name : {"/functions.json", "/algebra.json"})
+    for (const char* name : {"/functions.json", "/algebra.json", "/latent.json"})
       all.update(nlohmann::json::parse(std::ifstream(std::string(GOLDEN_FOLDER) + name))["cases"]);
     return all;
   }();
@@ -221,9 +222,27 @@ void expect_near(const Doubles& got, const Doubles& want, double tolerance, cons
 
 class GoldenFunctions : public ::testing::TestWithParam<std::string> {};
 
-// Attention keeps its log-sum-exp in f32 whatever its inputs are: of size near 2, to 2^-24 of it, and
-// probabilities err by as much, relatively.
-bool keeps_f32(const std::string& name) { return name == "causal_attention"; }
+/// Bounds relative to 1 + the largest value of a tensor.
+struct GoldenBounds {
+  // Sums have at most 24 addends, one after another through two products at most, and each addition and
+  // multiplication errs by 2^-24 of a partial sum; exponentials err by 3e-7, about 5 * 2^-24.
+  double f32 = 48 * 0x1p-24;
+  // The same in f64, and PyTorch's own roundings.
+  double forward = 96 * 0x1p-53, backward = forward;
+  double differences = 1e-9;
+};
+
+GoldenBounds bounds_of(const std::string& name) {
+  // Attention keeps its log-sum-exp in f32 whatever its inputs are: of size near 2, to 2^-24 of it, and
+  // probabilities err by as much, relatively.
+  if (name == "causal_attention") return {.backward = 2 * 0x1p-23, .differences = 2 * 0x1p-23};
+  // Five products one after another, of 15 addends at most. Factors of queries and of rotations are f32: scores up to 4 err
+  // by 2^-24 of them, and values near 1 by as much as probabilities do.
+  if (latent_functions().contains(name))
+    return {
+        .f32 = 128 * 0x1p-24, .forward = 4 * 0x1p-24, .backward = 16 * 0x1p-24, .differences = 4 * 0x1p-23};
+  return {};
+}
 
 void expect_golden(const std::string& name, DType dtype, double forward, double backward) {
   Case c(name, dtype);
@@ -234,21 +253,20 @@ void expect_golden(const std::string& name, DType dtype, double forward, double 
     expect_near(gradients[i], c.want("gradients", i), backward, name + ": gradient " + std::to_string(i));
 }
 
-// Sums have at most 24 addends, one after another through two products at most, and each addition and
-// multiplication errs by 2^-24 of a partial sum; exponentials err by 3e-7, about 5 * 2^-24.
 TEST_P(GoldenFunctions, AgreesWithPyTorchInF32) {
-  expect_golden(GetParam(), DType::f32, 48 * 0x1p-24, 48 * 0x1p-24);
+  const GoldenBounds bounds = bounds_of(GetParam());
+  expect_golden(GetParam(), DType::f32, bounds.f32, bounds.f32);
 }
 
-// The same in f64, and PyTorch's own roundings.
 TEST_P(GoldenFunctions, AgreesWithPyTorchInF64) {
-  expect_golden(GetParam(), DType::f64, 96 * 0x1p-53, keeps_f32(GetParam()) ? 2 * 0x1p-23 : 96 * 0x1p-53);
+  const GoldenBounds bounds = bounds_of(GetParam());
+  expect_golden(GetParam(), DType::f64, bounds.forward, bounds.backward);
 }
 
 // A step of 1e-5: values near 10 err by 1e-15 and so their differences by 1e-10; third derivatives near 10
 // add 2e-10.
 TEST_P(GoldenFunctions, GradientsAreThoseOfDifferencesInF64) {
-  const double step = 1e-5, tolerance = keeps_f32(GetParam()) ? 2 * 0x1p-23 : 1e-9;
+  const double step = 1e-5, tolerance = bounds_of(GetParam()).differences;
   Case c(GetParam(), DType::f64);
   const std::vector<Doubles> gradients = c.gradients();
   for (size_t i = 0; i < c.tensors(); ++i) {

@@ -23,7 +23,7 @@ using Floats = std::vector<float>;
 
 constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 6, kSeq = 13, kColumns = (kHeads + 2 * kKvHeads) * kDim;
 
-Tensor random(Device& device, Shape shape, uint64_t seed, DType dtype) {
+Tensor random_tensor(Device& device, Shape shape, uint64_t seed, DType dtype) {
   Tensor x = Tensor::empty(device, shape, DType::f32, "test"),
          y = Tensor::empty(device, shape, dtype, "test");
   ops::random_normal(device.compute(), x, 0, seed, "x", 0, 1);
@@ -51,7 +51,7 @@ Var layers(const Var& x, const std::vector<Tensor>& weights, const Tensor& frequ
 struct CacheSetting {
   explicit CacheSetting(DType dtype) : type(dtype) {
     for (uint64_t i = 0; i < 2; ++i)
-      weights.push_back(random(*device, {kColumns, kHeads * kDim}, 10 + i, dtype));
+      weights.push_back(random_tensor(*device, {kColumns, kHeads * kDim}, 10 + i, dtype));
   }
   Floats whole() {
     return ops::to_floats(device->compute(), layers(x, weights, frequencies, nullptr).value());
@@ -72,7 +72,7 @@ struct CacheSetting {
 
   std::shared_ptr<Device> device = make_cpu_device();
   DType type;
-  Tensor x = random(*device, {kSeq, kHeads* kDim}, 1, type);
+  Tensor x = random_tensor(*device, {kSeq, kHeads* kDim}, 1, type);
   std::vector<Tensor> weights;
   Tensor frequencies = nn::rope_table(*device, ops::rope_frequencies(kDim));
 };
@@ -130,7 +130,7 @@ TEST(KvCache, RefusesWhatDoesNotFit) {
   EXPECT_EQ(cache.length(), 10);
   nn::KvCache::Layer& layer = cache.layer(0);
   const auto qkv = [&](Shape shape, DType type = DType::f32) {
-    return Var(random(*setting.device, shape, 1, type));
+    return Var(random_tensor(*setting.device, shape, 1, type));
   };
   const nn::AttentionOptions options{.heads = kHeads, .kv_heads = kKvHeads, .cache = &layer};
   EXPECT_THROW(nn::attention(qkv({1, kColumns}, DType::bf16), options), ShapeMismatch);

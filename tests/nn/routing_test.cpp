@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "differences.h"
+#include "golden_values.h"
 #include "nets.h"
 
 namespace sherd::test {
@@ -188,13 +189,6 @@ TEST(Routing, TheBalancingLossCountsTheChoicesOfAllRanks) {
   }
 }
 
-/// values() of make_balancing.py.
-std::vector<float> golden_logits(int64_t count, int64_t layer) {
-  std::vector<float> v;
-  for (int64_t i = 0; i < count; ++i) v.push_back(static_cast<float>((i * 73 + layer * 31) % 127 - 63) / 32);
-  return v;
-}
-
 // Normalised gates sum to 1: the gradient of their sum is that of the balancing loss. 1e-6: sums of a few products in f32
 // of values up to 3.
 TEST(Routing, TheBalancingLossOfSeveralLayersIsThatOfTransformers) {
@@ -215,7 +209,7 @@ TEST(Routing, TheBalancingLossOfSeveralLayersIsThatOfTransformers) {
           std::vector<Var> logits, sums;
           std::vector<double> load(static_cast<size_t>(experts)), mean(load.size());
           for (int l = 0; l < layers; ++l) {
-            const std::vector<float> all = golden_logits(rows * experts, l);
+            const std::vector<float> all = golden_values(rows * experts, l);
             const Tensor in = Tensor::empty(*rank.device, {rows / ranks, experts}, DType::f32, "test");
             ops::copy_from_host(s, in, all.data() + first, in.nbytes());
             logits.push_back(tape.leaf(in));

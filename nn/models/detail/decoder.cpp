@@ -1,6 +1,7 @@
 #include <sherd/nn/models/detail/decoder.h>
 
 #include <cmath>
+#include <regex>
 
 #include <fmt/format.h>
 
@@ -61,6 +62,16 @@ Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch,
 
 namespace {
 
+/// A stack of experts that is a target would be left without adapters. @param name of its parameter
+void refuse_stack(const std::string& name, const std::string& targets) {
+  const std::string matrix = name.substr(0, name.rfind('.'));
+  if (std::regex_search(matrix, std::regex(targets)))
+    throw InvalidArgument(
+        fmt::format("causal_model: the adapters' targets '{}' match '{}', a stack of experts, which takes no "
+                    "adapters; give an expression that leaves experts out, such as 'self_attn'",
+                    targets, matrix));
+}
+
 // sqrt(dim), rounded to the embedding's dtype as transformers does.
 float embedding_scale(const ModelDescription& m, DType dtype) {
   const float root = std::sqrt(static_cast<float>(m.dim));
@@ -96,6 +107,8 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
   head_ = m.tied ? tie(weight(names.head), table_)
                  : vocabulary_.cut(param(weight(names.head), rows, context_.values()));
   if (!context_.adapters) return;
+  for (auto& [name, p] : named_parameters())
+    if (p.shape().size() == 3) refuse_stack(name, o.lora.targets);
   if (context_.adapters->empty())
     throw InvalidArgument(
         fmt::format("causal_model: the adapters' targets '{}' match no matrix of attention or dense MLP, as "
