@@ -38,6 +38,7 @@ make_data() {
 
 pack() {
   local target=$1 build=$root/build/cuda stage library
+  command -v xz >/dev/null || { echo "packing needs xz; install xz-utils" >&2; return 1; }
   cd "$root" || return
   if [ "$device" = cpu ]; then
     build=$root/build/portable_cpu

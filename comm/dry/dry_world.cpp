@@ -19,6 +19,7 @@ struct DryWorld {
   std::shared_ptr<DryDevice> device;
   comm::AbortDomain domain;
   CommCounts recorded;  // bytes of calls that are in the device's record
+  int64_t communicator_bytes = 0;
 };
 
 class DryCommunicator final : public comm::CheckedCommunicator {
@@ -28,7 +29,11 @@ class DryCommunicator final : public comm::CheckedCommunicator {
       : comm::CheckedCommunicator(std::make_shared<comm::GroupLabel>(std::move(name), ranks), rank,
                                   world->device, std::move(counters)),
         world_(std::move(world)),
-        ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {}
+        ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {
+    if (ranks_->size() > 1 && world_->communicator_bytes > 0)
+      library_ = Tensor::empty(*world_->device, {world_->communicator_bytes}, DType::u8, MemoryClass::message,
+                               "NCCL");
+  }
 
   std::shared_ptr<Communicator> subgroup(std::span<const int> ranks) override {
     group_.clear();
@@ -67,11 +72,13 @@ class DryCommunicator final : public comm::CheckedCommunicator {
   const std::shared_ptr<DryWorld> world_;
   const std::shared_ptr<const std::vector<int>> ranks_;  // as world ranks
   std::vector<int> group_;                               // of the split that subgroup() asks for
+  Tensor library_;                                       // the communication library's memory
 };
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_dry_world(std::shared_ptr<DryDevice> device, int rank, int size) {
+std::shared_ptr<Communicator> make_dry_world(std::shared_ptr<DryDevice> device, int rank, int size,
+                                             int64_t communicator_bytes) {
   if (size < 1 || rank < 0 || rank >= size)
     throw InvalidArgument(
         fmt::format("rank {} of a dry world of {} ranks; use 0 to {}", rank, size, std::max(size, 1) - 1));
@@ -81,6 +88,7 @@ std::shared_ptr<Communicator> make_dry_world(std::shared_ptr<DryDevice> device, 
       std::make_shared<comm::FlightRecorder>(FlightRecorderOptions{.operations = 0}, rank, size);
   auto world = std::make_shared<DryWorld>();
   world->device = std::move(device);
+  world->communicator_bytes = communicator_bytes;
   return std::make_shared<DryCommunicator>(std::move(world), comm::CheckedCommunicator::kWorld,
                                            std::move(ranks), rank,
                                            std::make_shared<comm::CommCounters>(recorder));

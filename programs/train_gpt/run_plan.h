@@ -13,8 +13,9 @@ namespace train_gpt {
 
 class RunPlan {
  public:
-  /// Returns the plan, of all ranks where they are at most 8, else of rank 0. @throws as forecast().
-  static RunPlan of(const TrainConfig& config, const sherd::Device& device);
+  /// Returns the plan, of all ranks where they are at most 8, else of rank 0. Each communicator is taken to need the
+  /// memory of the world's. @throws as forecast(). @pre `device` has the memory of no other communicator
+  static RunPlan of(const TrainConfig& config, sherd::Device& device);
 
   /// Returns the largest peak of the planned ranks.
   int64_t peak_bytes() const { return peak_bytes_; }

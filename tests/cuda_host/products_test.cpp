@@ -230,8 +230,13 @@ TEST(SymmetricHopper, TilesOfAnyWidthGiveTheSameBits) {
 #ifdef TEST_CUDA_EMULATED
 
 TEST(SymmetricHopper, IsReplacedOnOtherChipsAndUnknownWaysAreRefused) {
-  CudaLab lab("hopper");
-  EXPECT_FALSE(is_hopper(lab));
+  for (const char* const way : {"hopper", "auto"}) {
+    CudaLab other(way);
+    EXPECT_FALSE(is_hopper(other)) << way;
+    const Hopper chip;
+    CudaLab lab(way);
+    EXPECT_TRUE(is_hopper(lab)) << way;
+  }
   EXPECT_THROW(CudaLab("blocks of eight"), InvalidArgument);
 }
 

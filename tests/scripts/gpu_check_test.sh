@@ -2,7 +2,7 @@
 # scripts/gpu_check.sh with programs that do nothing: what it runs within its minutes, and what it leaves behind.
 # shellcheck disable=SC2030,SC2031,SC2034,SC2317
 set -uo pipefail
-command -v python3 >/dev/null || { echo "SKIPPED: python3 is not installed"; exit 77; }
+for program in python3 xz; do command -v $program >/dev/null || { echo "SKIPPED: $program is not installed"; exit 77; }; done
 root=$1
 box=$(mktemp -d)
 trap 'rm -rf "$box"' EXIT

@@ -36,7 +36,8 @@ std::vector<PlannedCollective> collectives_of(const DryRecord& record, int ranks
 }  // namespace
 
 DryRank::DryRank(int rank, int world, const DryDeviceOptions& options)
-    : device_(make_dry_device(options)), context_{device_, make_dry_world(device_, rank, world)} {}
+    : device_(make_dry_device(options)),
+      context_{device_, make_dry_world(device_, rank, world, options.communicator_bytes)} {}
 
 void DryRank::begin_step() {
   device_->allocator().reset_peak();

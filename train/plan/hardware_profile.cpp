@@ -196,6 +196,8 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& source)
   if (!m.at("name").is_string()) throw InvalidArgument(fmt::format("{}: \"name\" is not a string", source));
   p.name = m.at("name");
   p.memory_bytes = static_cast<int64_t>(m.number("memory_bytes"));
+  if (object.contains("communicator_bytes"))
+    p.communicator_bytes = static_cast<int64_t>(m.number("communicator_bytes", true));
   p.ranks_per_host = std::max(1, static_cast<int>(m.number("ranks_per_host")));
   p.peak_flops = m.number("peak_flops");
   p.memory_bytes_per_s = m.number("memory_bytes_per_s");
@@ -215,6 +217,7 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& source)
 std::string to_text(const HardwareProfile& p) {
   const ordered_json object = {{"name", p.name},
                                {"memory_bytes", p.memory_bytes},
+                               {"communicator_bytes", p.communicator_bytes},
                                {"ranks_per_host", p.ranks_per_host},
                                {"peak_flops", p.peak_flops},
                                {"memory_bytes_per_s", p.memory_bytes_per_s},

@@ -32,6 +32,8 @@ struct LinkProfile {
 struct HardwareProfile {
   std::string name;
   int64_t memory_bytes = 0;  // of a rank
+  /// What NCCL takes of that for a communicator of several ranks. Unknown (0) of the profiles that have a name.
+  int64_t communicator_bytes = 0;
   int ranks_per_host = 8;
   double peak_flops = 0;  // dense FLOP/s of 16-bit products: what MFU is a part of
   double memory_bytes_per_s = 0;

@@ -88,6 +88,11 @@ HardwareProfile measure_hardware(RankContext& rank) {
   p.memory_bytes = device.total_memory() > 0
                        ? device.total_memory()
                        : ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE) / rank.world->size();
+  if (rank.world->size() > 1) {
+    const int64_t before = device.allocator().live_bytes("NCCL");
+    const auto clone = rank.world->clone();
+    p.communicator_bytes = device.allocator().live_bytes("NCCL") - before;
+  }
   p.memory_bytes_per_s = 2.0 * kCopied / seconds_of_one(s, [&] { ops::copy(s, to, from); });
   const Tensor one = to.flat(0, 1);
   p.operation_s = seconds_of_one(s, [&] { ops::fill(s, one, 0); });

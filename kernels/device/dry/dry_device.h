@@ -48,6 +48,8 @@ struct DryDeviceOptions {
   int64_t memory_limit = 0;
   /// As Device::total_memory().
   int64_t total_memory = 0;
+  /// Memory that the communication library takes for a communicator of several ranks, counted as "NCCL".
+  int64_t communicator_bytes = 0;
 };
 
 class DryDevice : public Device {

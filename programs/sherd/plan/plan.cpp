@@ -22,6 +22,7 @@ train_gpt::ForecastOptions options_of(const PlanRequest& r) {
   const bool gpu = r.config.device == "cuda";
   train_gpt::ForecastOptions options{.ranks_per_host = r.hardware.ranks_per_host};
   options.device.total_memory = gpu ? r.hardware.memory_bytes : 0;
+  options.device.communicator_bytes = gpu ? r.hardware.communicator_bytes : 0;
   options.device.threads = std::max(1, static_cast<int>(r.config.threads));
   // Scratch memory of the kernels of GPUs is not known here.
   options.device.kernels = gpu || r.config.kernels == "reference" ? KernelSet::reference : KernelSet::cpu;

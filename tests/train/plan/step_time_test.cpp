@@ -96,6 +96,16 @@ TEST(HardwareProfiles, FilesKeepFactorsOfOperations) {
   EXPECT_EQ(parse_hardware(to_text(p), "file").factors_32, p.factors_32);
 }
 
+TEST(HardwareProfiles, OlderFilesHaveNoMemoryOfCommunicators) {
+  HardwareProfile p = hardware_profile("cpu");
+  p.communicator_bytes = 500'000'000;
+  std::string text = to_text(p);
+  EXPECT_EQ(parse_hardware(text, "file").communicator_bytes, 500'000'000);
+  const std::string line = "\"communicator_bytes\": 500000000,";
+  text.erase(text.find(line), line.size());
+  EXPECT_EQ(parse_hardware(text, "file").communicator_bytes, 0);
+}
+
 TEST(StepTime, OperationsTakeTheirFactors) {
   DryRecord r;
   r.streams = {"compute"};
