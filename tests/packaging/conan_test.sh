@@ -7,7 +7,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 python3 -m venv "$scratch/venv"
 "$scratch/venv/bin/pip" -q install conan || { echo "SKIPPED: Conan cannot be installed"; exit 77; }
-export CONAN_HOME=$scratch/home PATH=$scratch/venv/bin:$PATH
+export CONAN_HOME=$scratch/home TMPDIR=$scratch PATH=$scratch/venv/bin:$PATH
 conan profile detect >/dev/null 2>&1
 for shared in False True; do
   conan create "$source/packaging/conan" --no-remote -o "sherd/*:shared=$shared" -s compiler.cppstd=20 \
