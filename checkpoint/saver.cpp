@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <filesystem>
 #include <numeric>
@@ -73,6 +74,12 @@ struct CheckpointSaver::Impl {
   std::vector<int64_t> write_files(const std::filesystem::path& folder);
   void set_report(const std::vector<int64_t>& words);
   void commit(const std::filesystem::path& temporary, const TrainingState& state, SaveReport& report);
+  bool is_own(const CommittedCheckpoint& c) const {
+    return c.sequence <= inherited || committed.contains(c.sequence);
+  }
+  std::optional<EvaluatedCheckpoint> best() {
+    return folder->lowest_loss(options.best_of, [this](const CommittedCheckpoint& c) { return is_own(c); });
+  }
   void finish();
 
   SaverOptions options;
@@ -253,6 +260,18 @@ void CheckpointSaver::Impl::commit(const std::filesystem::path& temporary, const
     folder->discard(temporary);
     if (!e.durable()) return;
   }
+  const auto add_warning = [&](const std::string& what) {
+    report.warning += (report.warning.empty() ? "" : "; ") + what;
+  };
+  try {
+    const std::optional<EvaluatedCheckpoint> lowest = options.best_of.empty() ? std::nullopt : best();
+    if (lowest && lowest->name != folder->best()) folder->write_best(lowest->name);
+  } catch (const IoError& e) {
+    add_warning(
+        fmt::format("'{}' is saved, but 'best' may name an earlier one, and no checkpoint was removed: {}",
+                    report.committed.string(), e.what()));
+    return;
+  }
   const bool replaces = options.overwrite && !replaced && report.not_finite == 0;
   if (options.keep == 0 && !replaces) return;
   try {
@@ -261,14 +280,12 @@ void CheckpointSaver::Impl::commit(const std::filesystem::path& temporary, const
       replaced = true;
     }
     if (options.keep == 0) return;
-    const auto own = [&](const CommittedCheckpoint& c) {
-      return c.sequence <= inherited || committed.contains(c.sequence);
-    };
+    const auto own = [this](const CommittedCheckpoint& c) { return is_own(c); };
     const std::vector<std::string> pruned = folder->prune(options.keep, {own, own});
     report.removed.insert(report.removed.end(), pruned.begin(), pruned.end());
   } catch (const IoError& e) {
-    report.warning += fmt::format("{}'{}' is saved, but older checkpoints could not be removed: {}",
-                                  report.warning.empty() ? "" : "; ", report.committed.string(), e.what());
+    add_warning(fmt::format("'{}' is saved, but older checkpoints could not be removed: {}",
+                            report.committed.string(), e.what()));
   }
 }
 
@@ -382,6 +399,17 @@ void CheckpointSaver::write() {
     s.done = true;
   });
   s.in_flight = true;
+}
+
+bool CheckpointSaver::is_best(double loss) {
+  Impl& s = *impl_;
+  bool lowest = false;
+  s.agreement->run_collectively([&] {
+    if (!s.folder || !std::isfinite(loss)) return;
+    const std::optional<EvaluatedCheckpoint> best = s.best();
+    lowest = !best || loss < best->loss;
+  });
+  return s.agreement->sum(lowest ? 1 : 0) > 0;
 }
 
 bool CheckpointSaver::idle() {

@@ -22,6 +22,10 @@ struct SaverOptions {
   /// Number of checkpoints to keep, newest first, as CheckpointFolder::prune() counts them (a non-finite
   /// checkpoint never causes the removal of a finite one); 0 = all.
   int64_t keep = 0;
+  /// Not empty: among this run's checkpoints whose kEvalData (TrainingState::info) is this text, `best` names
+  /// the one with the lowest kEvalLoss, and `keep` never removes it. After each commit `best` is replaced
+  /// before others are removed.
+  std::string best_of = {};
   /// Copy the tensors to host memory on a stream beside training; a thread of this rank writes in the
   /// background.
   bool async = false;
@@ -57,7 +61,7 @@ struct SaveReport {
   double blocked = 0;                // seconds that save() (or snapshot()) took on this rank
   double seconds = 0;                // seconds from the call to the commit
   std::vector<std::string> removed;  // by `keep` or `overwrite`; known to rank 0 only
-  /// Text of a failure after the commit, if any: of `latest`, of the removal of others, or of making the
+  /// Text of a failure after the commit, if any: of `latest` or `best`, of the removal of others, or of making the
   /// commit survive a power failure (nothing is removed then). Known to rank 0 only.
   std::string warning;
 };
@@ -96,6 +100,9 @@ class CheckpointSaver {
   /// written.
   /// @throws InvalidArgument without a snapshot.
   void write();
+  /// Returns whether no checkpoint of SaverOptions::best_of has a loss of `loss` or less. Rank 0's `loss`
+  /// counts; false for NaN and infinities. Not during a background save. @throws IoError.
+  bool is_best(double loss);
   /// Returns whether no rank has a background save. One small all-reduce when there was one.
   bool idle();
   /// Rethrows a background save's error on this rank, at each call, until save(), idle() or wait() has thrown

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <tuple>
@@ -21,6 +22,7 @@ constexpr std::string_view kStep = "step_";
 constexpr std::string_view kTemporary = ".tmp-";
 constexpr const char* kManifestFile = "manifest.binpb";
 constexpr const char* kLatest = "latest";
+constexpr const char* kBest = "best";
 constexpr const char* kLock = "lock";
 constexpr size_t kTokenDigits = 16;
 
@@ -85,7 +87,7 @@ bool is_temporary_name(std::string_view name) {
   const size_t mark = name.find(kTemporary);
   if (mark == name.npos) return false;
   const std::string_view base = name.substr(0, mark);
-  if (base != kLatest && base != kLock && !is_checkpoint_name(base)) return false;
+  if (base != kLatest && base != kBest && base != kLock && !is_checkpoint_name(base)) return false;
   const std::string_view rest = name.substr(mark + kTemporary.size());
   return rest.size() > kTokenDigits + 1 && all_in(rest.substr(0, kTokenDigits), "0123456789abcdef") &&
          rest[kTokenDigits] == '-' && all_in(rest.substr(kTokenDigits + 1), "0123456789");
@@ -177,7 +179,7 @@ fs::path CheckpointFolder::commit(const fs::path& temporary, int64_t step, Manif
     files_.rename(temporary, committed);
   }
   last_sequence_ = manifest.sequence;
-  finite_[last_sequence_] = not_finite == 0;
+  known_[last_sequence_] = known_of(manifest);
 
   const char* what = "may not survive a power failure";
   bool durable = false;
@@ -185,7 +187,7 @@ fs::path CheckpointFolder::commit(const fs::path& temporary, int64_t step, Manif
     files_.sync_folder(path_);
     durable = true;
     what = "'latest' may still name an earlier one";
-    write_latest(name);
+    write_name(kLatest, name);
     what = "the one that it replaced could not be removed";
     if (taken) files_.remove_all(temporary);
   } catch (const IoError& e) {
@@ -196,12 +198,12 @@ fs::path CheckpointFolder::commit(const fs::path& temporary, int64_t step, Manif
   return committed;
 }
 
-void CheckpointFolder::write_latest(const std::string& name) {
-  const fs::path temporary = temporary_name(kLatest);
+void CheckpointFolder::write_name(const char* pointer, const std::string& name) {
+  const fs::path temporary = temporary_name(pointer);
   try {
     write_durably(files_, temporary, name + "\n");
-    lock_->require(fmt::format("'{}' does not name '{}'", (path_ / kLatest).string(), name));
-    rename_durably(files_, temporary, path_ / kLatest);
+    lock_->require(fmt::format("'{}' does not name '{}'", (path_ / pointer).string(), name));
+    rename_durably(files_, temporary, path_ / pointer);
   } catch (...) {
     discard(temporary);
     throw;
@@ -220,42 +222,66 @@ void CheckpointFolder::discard(const fs::path& temporary) noexcept {
 
 bool CheckpointFolder::is_finite(const std::string& name) {
   try {
-    return is_finite(CommittedCheckpoint{name, sequence_of(path_ / name / kManifestFile, files_)});
+    return known({name, sequence_of(path_ / name / kManifestFile, files_)}).finite;
   } catch (const CorruptCheckpoint&) {
     return false;
   }
 }
 
+CheckpointFolder::Known CheckpointFolder::known_of(const Manifest& manifest) {
+  Known known{.finite = model_not_finite(manifest) == 0};
+  const auto& info = manifest.training.info;
+  const auto loss = info.find(TrainingState::kEvalLoss), data = info.find(TrainingState::kEvalData);
+  if (loss == info.end() || data == info.end()) return known;
+  const char* const end = loss->second.data() + loss->second.size();
+  double value = 0;
+  const auto [at, error] = std::from_chars(loss->second.data(), end, value);
+  if (error == std::errc() && at == end && std::isfinite(value)) known.loss = value;
+  known.data = data->second;
+  return known;
+}
+
 // A checkpoint whose manifest cannot be read counts as not finite: it must not be kept instead of another.
-bool CheckpointFolder::is_finite(const CommittedCheckpoint& c) {
-  const auto known = finite_.find(c.sequence);
-  if (known != finite_.end()) return known->second;
-  bool finite = false;
+const CheckpointFolder::Known& CheckpointFolder::known(const CommittedCheckpoint& c) {
+  const auto found = known_.find(c.sequence);
+  if (found != known_.end()) return found->second;
+  Known known;
   try {
     const auto limit = kManifestPrefix + std::numeric_limits<int>::max();
-    finite =
-        model_not_finite(decode_manifest(read_whole(files_, path_ / c.name / kManifestFile, limit))) == 0;
+    known = known_of(decode_manifest(read_whole(files_, path_ / c.name / kManifestFile, limit)));
   } catch (const CorruptCheckpoint&) {
   }
-  return finite_[c.sequence] = finite;
+  return known_[c.sequence] = std::move(known);
+}
+
+std::optional<EvaluatedCheckpoint> CheckpointFolder::lowest_loss(
+    const std::string& data, const std::function<bool(const CommittedCheckpoint&)>& counts) {
+  std::optional<EvaluatedCheckpoint> best;
+  for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {  // newest first
+    if (!counts(c)) continue;
+    const Known& k = known(c);
+    if (k.finite && k.loss && k.data == data && (!best || *k.loss <= best->loss)) best = {c.name, *k.loss};
+  }
+  return best;
 }
 
 std::vector<std::string> CheckpointFolder::prune(int64_t keep, const PruneRule& rule) {
   if (keep < 1) throw InvalidArgument(fmt::format("checkpoints to keep: {}; must be 1 or more", keep));
   std::vector<CommittedCheckpoint> old;
   std::string newest;
+  const std::string best_name = best();
   int64_t left = keep, finite_left = keep;
   for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {
     bool stays = false;
     if (left > 0 || finite_left > 0) {
       if (rule.counts && !rule.counts(c)) continue;
-      const bool counts_as_finite = finite_left > 0 && is_finite(c);
+      const bool counts_as_finite = finite_left > 0 && known(c).finite;
       stays = left > 0 || counts_as_finite;
       if (left > 0) --left;
       if (counts_as_finite) --finite_left;
     }
     if (stays && newest.empty()) newest = c.name;
-    if (!stays && (!rule.removable || rule.removable(c))) old.push_back(c);
+    if (!stays && c.name != best_name && (!rule.removable || rule.removable(c))) old.push_back(c);
   }
   return remove_all(old, newest);
 }
@@ -291,8 +317,12 @@ std::vector<std::string> CheckpointFolder::remove_all(const std::vector<Committe
   for (const CommittedCheckpoint& c : old) names.push_back(c.name);
   if (names.empty()) return names;
   // After a crash `latest` may name one of those that go.
-  const std::string named = latest();
-  if (named.empty() || std::find(names.begin(), names.end(), named) != names.end()) write_latest(newest);
+  const auto goes = [&](const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  const std::string named = named_in(kLatest);
+  if (named.empty() || goes(named)) write_name(kLatest, newest);
+  if (goes(best())) files_.remove_all(path_ / kBest);
 
   std::vector<fs::path> removed;
   for (const CommittedCheckpoint& c : old) {
@@ -315,10 +345,10 @@ std::vector<std::string> CheckpointFolder::remove_all(const std::vector<Committe
   return names;
 }
 
-std::string CheckpointFolder::latest() {
+std::string CheckpointFolder::named_in(const char* pointer) {
   constexpr int64_t kMaxBytes = 4096;
-  if (files_.kind(path_ / kLatest) != Kind::file) return "";
-  std::string name = read_whole(files_, path_ / kLatest, kMaxBytes);
+  if (files_.kind(path_ / pointer) != Kind::file) return "";
+  std::string name = read_whole(files_, path_ / pointer, kMaxBytes);
   if (name.ends_with('\n')) name.pop_back();
   return name;
 }

@@ -1,4 +1,4 @@
-// Folder of checkpoints: names, commit, `latest`, pruning, and recovery after a crash (FORMAT.md sections 1
+// Folder of checkpoints: names, commit, `latest`, `best`, pruning, and recovery after a crash (FORMAT.md sections 1
 // and 2).
 #pragma once
 
@@ -40,6 +40,12 @@ struct CommittedCheckpoint {
 [[nodiscard]] std::vector<CommittedCheckpoint> list_checkpoints(const std::filesystem::path& folder,
                                                                 FileSystem& files,
                                                                 std::vector<std::string>* unusable = nullptr);
+
+/// Committed checkpoint with the loss of the evaluation that it was saved after.
+struct EvaluatedCheckpoint {
+  std::string name;
+  double loss = 0;
+};
 
 /// Checkpoints that pruning counts and removes; an empty function means all of them.
 struct PruneRule {
@@ -95,23 +101,39 @@ class CheckpointFolder {
   /// Removes a temporary folder that will not be committed; failures are left to the next sweep.
   void discard(const std::filesystem::path& temporary) noexcept;
   /// Keeps the `keep` newest checkpoints (>= 1) by sequence number, and the `keep` newest with a finite
-  /// model; these are the same ones while training is finite. Removes the others, as far as `rule` allows. At
-  /// most 2 * keep stay, and a non-finite checkpoint never causes the removal of a finite one. Folders
+  /// model; these are the same ones while training is finite. Removes the others, as far as `rule` allows, but
+  /// the one that best() names. At most 2 * keep + 1 stay, and a non-finite checkpoint never causes the removal of a finite one. Folders
   /// without a sound manifest are left alone. `latest` names one that stays. @returns the removed names.
   std::vector<std::string> prune(int64_t keep, const PruneRule& rule = {});
-  /// Removes the checkpoints that `removable` selects; at least one stays. @returns their names.
+  /// Returns the checkpoint with the lowest kEvalLoss (TrainingState::info) among those with a finite model
+  /// whose kEvalData is `data` and that `counts` selects; of equal ones the oldest.
+  std::optional<EvaluatedCheckpoint> lowest_loss(
+      const std::string& data, const std::function<bool(const CommittedCheckpoint&)>& counts);
+  /// Returns the name in `best`; empty when absent.
+  std::string best() { return named_in("best"); }
+  /// Replaces `best` by rename. @throws IoError, LostFolder: then `best` stays as it is.
+  void write_best(const std::string& name) { write_name("best", name); }
+  /// Removes the checkpoints that `removable` selects; at least one stays. Removes `best` where it names one
+  /// of them. @returns their names.
   std::vector<std::string> remove(const std::function<bool(const CommittedCheckpoint&)>& removable);
 
  private:
   void sweep();
-  bool is_finite(const CommittedCheckpoint& checkpoint);
+  /// What a manifest says of its checkpoint.
+  struct Known {
+    bool finite = false;
+    std::optional<double> loss{};
+    std::string data{};
+  };
+  static Known known_of(const Manifest& manifest);
+  const Known& known(const CommittedCheckpoint& checkpoint);
   bool is_finite(const std::string& name);
   std::vector<std::string> remove_all(const std::vector<CommittedCheckpoint>& old, const std::string& newest);
   /// Returns whether the checkpoint at `path` has this sequence number.
   bool holds(const std::filesystem::path& path, uint64_t sequence);
-  /// Returns the name in `latest`; empty when absent.
-  std::string latest();
-  void write_latest(const std::string& name);
+  /// Returns the name in the file `pointer` (`latest`, `best`); empty when absent.
+  std::string named_in(const char* pointer);
+  void write_name(const char* pointer, const std::string& name);
   std::filesystem::path temporary_name(const std::string& name);
 
   std::filesystem::path path_;
@@ -120,7 +142,7 @@ class CheckpointFolder {
   int64_t count_ = 0;
   std::optional<SaveLock> lock_;
   uint64_t last_sequence_ = 0;
-  std::map<uint64_t, bool> finite_;  // by sequence number, for manifests that were read or written
+  std::map<uint64_t, Known> known_;  // by sequence number, of manifests that were read or written
 };
 
 }  // namespace sherd

@@ -69,8 +69,11 @@ struct TrainingState {
   int64_t sequences = 0;
   /// Seed of the counter-based generators; counters follow from `step`.
   uint64_t seed = 0;
-  /// Human-readable information and values for checks, e.g. "routing", "config", "muon.momentum".
+  /// Human-readable information and values for checks, e.g. "routing", "config", "muon.momentum". kEvalLoss and kEvalData,
+  /// of a checkpoint saved right after an evaluation: its loss (17 digits), and a text that is equal for equal data.
   std::map<std::string, std::string> info = {};
+  static constexpr const char* kEvalLoss = "eval_loss";
+  static constexpr const char* kEvalData = "eval_data";
   bool operator==(const TrainingState&) const = default;
 };
 

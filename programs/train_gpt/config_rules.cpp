@@ -221,6 +221,9 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
   collect(sherd::parse_token_list, c.tokens, "--tokens");
   collect(sherd::parse_token_list, c.sft, "--sft");
   collect(sherd::parse_unweighted_token_list, c.valid_tokens, "--valid-tokens");
+  collect(sherd::parse_evaluation_list, c.eval_data, "--eval-data");
+  if (!c.eval_data.empty() && !c.valid_tokens.empty())
+    problems.push_back("--eval-data: --valid-tokens is what is evaluated; give one of the two");
   if (c.has_tokens() && given.flags.has("data"))
     problems.push_back(fmt::format("--data: {} is what is trained on; give one of the two",
                                    c.sft.empty() ? "--tokens" : "--sft"));
@@ -238,7 +241,7 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
         fmt::format("--model {}: takes tokens; give --tokens or --sft FILE (scripts/tokenize.py makes them), "
                     "or --steps 0",
                     c.model));
-  if (c.tokens.empty() && (c.valid_tokens.empty() || !c.sft.empty()) &&
+  if (c.tokens.empty() && ((c.valid_tokens.empty() && c.eval_data.empty()) || !c.sft.empty()) &&
       c.token_format != TrainConfig().token_format)
     problems.push_back(
         fmt::format("--token-format {}: token files are missing; give --tokens", c.token_format));

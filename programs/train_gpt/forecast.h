@@ -19,7 +19,7 @@ struct Forecast {
   sherd::CommCounts comm;      // as StepResult::comm of a step without an evaluation before it
   int64_t run_peak_bytes = 0;  // as Allocator::peak_bytes() of the whole run
   int64_t parameters = 0, active_parameters = 0;  // of the whole model
-  double flops_per_token = 0;
+  sherd::TokenWork work = {};                     // Trainer::work()
   /// Cost of Newton-Schulz by rank of Muon's first team; empty without Muon.
   std::vector<double> newton_schulz_cost = {};
 };

@@ -63,6 +63,7 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   s.first_loss = out->losses[static_cast<size_t>(out->first)];
   s.last_loss = out->losses.back();
   if (!out->held_out.empty()) s.eval_loss = out->held_out.back().second;
+  s.eval_sets = out->held_out_sets;
   s.steps = trainer.step() - out->first;
   s.seconds = out->seconds;
   s.evaluation_seconds = out->evaluation_seconds;
@@ -131,13 +132,18 @@ void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::s
 // --eval-only. @returns what is wrong with the end of it, in words; empty: nothing.
 std::string evaluate(Trainer& trainer, const TrainConfig& config, const sherd::TokenWindows& windows,
                      Output* out) {
-  const double loss = trainer.evaluate();
+  const Trainer::Evaluation evaluation = trainer.evaluate();
+  const double loss = evaluation.loss;
   if (!out) return "";
   out->begin(config, trainer.step());
-  out->write_evaluation(trainer.step(), loss);
+  out->write_evaluation(trainer.step(), loss, evaluation.sets);
   // Asked for by itself: --quiet does not mean it.
   const int64_t all = windows.held_out_count();
-  const auto read = static_cast<int64_t>(windows.evaluation_windows(evaluation_windows(config)).size());
+  int64_t read = 0;
+  for (const auto& set : windows.evaluation_sets(evaluation_windows(config)))
+    read += static_cast<int64_t>(set.windows.size());
+  for (const auto& [name, of_set] : evaluation.sets)
+    print(fmt::format("{}: loss {:.6f}, perplexity {:.4f}\n", name, of_set, std::exp(of_set)));
   print(fmt::format("held-out loss {:.6f} {}, perplexity {:.4f}, over {} windows of {}{}\n", loss,
                     loss_unit(config), std::exp(loss), read, config.seq,
                     read < all ? fmt::format(", of {} held out", all) : ""));

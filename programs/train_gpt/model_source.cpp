@@ -256,8 +256,8 @@ bool export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
   const bool read_before = rank_0 && c.files && c.files->exported;
   if (rank_0 && is_absent_folder(c.model))
     warn(fmt::format(
-        "--export-hf {}: the folder of --model {} is not there any more: no tokenizer's files are "
-        "written beside the weights",
+        "--export-hf {}: the folder of --model {} is not there any more: no tokenizer's files, and no "
+        "tensors that are not part of the model, are written beside the weights",
         c.export_hf, c.model));
   sherd::ExportOptions options = read_before ? *c.files->exported : export_options(c, source, rank_0);
   if (rank_0) options.existing = existing_export(c);

@@ -47,9 +47,9 @@ void Output::write_step(sherd::StepResult& result, const TrainConfig& config) {
   write_failed_ = !wrong.empty();
 }
 
-void Output::write_evaluation(int64_t step, double loss) {
-  if (metrics) metrics->write_evaluation(step, loss);
-  if (events) events->write_evaluation(step, loss);
+void Output::write_evaluation(int64_t step, double loss, const sherd::SetLosses& sets) {
+  if (metrics) metrics->write_evaluation(step, loss, sets);
+  if (events) events->write_evaluation(step, loss, sets);
 }
 
 std::vector<std::string> Output::finish() {

@@ -35,7 +35,7 @@ struct Output {
   /// Writes a step to the metrics and the event file, after adding its operations per second. A full disk,
   /// which may have room again, ends training only where that is asked for. @throws sherd::IoError then.
   void write_step(sherd::StepResult& result, const TrainConfig& config);
-  void write_evaluation(int64_t step, double loss);
+  void write_evaluation(int64_t step, double loss, const sherd::SetLosses& sets);
   /// Tries again what could not be written. @returns what is missing; empty: nothing.
   std::vector<std::string> finish();
 
@@ -58,7 +58,8 @@ struct Output {
   std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
   int64_t first = 0;           // steps before this run
   std::vector<std::pair<int64_t, double>> held_out;
-  double seconds = 0;  // of training, without the two that follow
+  sherd::SetLosses held_out_sets;  // of the last of them
+  double seconds = 0;              // of training, without the two that follow
   double evaluation_seconds = 0;
   double saving_seconds = 0;
 

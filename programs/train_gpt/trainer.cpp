@@ -17,6 +17,7 @@
 #include "optimizer_config.h"
 #include "run_options.h"
 #include "saved_model.h"
+#include "trained_work.h"
 #include "windows.h"
 
 namespace train_gpt {
@@ -173,7 +174,16 @@ SavedRun Trainer::saved_run() {
           .state = [this] { return training_state(); }};
 }
 
-double Trainer::flops_per_token() const { return training_flops(token_work(config_), config_.seq); }
+TokenWork Trainer::work() const { return trained_work(config_, model_); }
+
+double Trainer::flops_per_token() const { return training_flops(work(), config_.seq); }
+
+int64_t Trainer::trained_parameters() const {
+  int64_t count = 0;
+  for (const auto& [name, p] : model_.named_parameters())
+    if (p.trainable()) count += numel_of(p.global_shape());
+  return count;
+}
 
 int64_t Trainer::parameters() const {
   int64_t count = 0;
@@ -210,10 +220,7 @@ std::string Trainer::describe() const {
   out += fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
                      config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
                      runtime.units().size(), config_.precision);
-  int64_t trained = 0;
-  for (const auto& [name, p] : model_.named_parameters())
-    if (p.trainable()) trained += numel_of(p.global_shape());
-  if (const int64_t all = parameters(); trained < all)
+  if (const int64_t all = parameters(), trained = trained_parameters(); trained < all)
     out += fmt::format("{} of {} parameters are trained ({:.3g} %)\n", trained, all,
                        100 * static_cast<double>(trained) / static_cast<double>(all));
   if (expert_mesh_)
@@ -271,11 +278,25 @@ void Trainer::sync_parameters() {
   }
 }
 
-double Trainer::evaluate() {
-  const std::vector<int64_t> windows = windows_->evaluation_windows(evaluation_windows(config_));
+std::string Trainer::evaluation_data() const {
+  return fmt::format(
+      "{:016x}", hash64(static_cast<uint64_t>(evaluation_windows(config_)), windows_->describe_evaluation()));
+}
+
+Trainer::Evaluation Trainer::evaluate() {
+  Evaluation all;
+  sync_parameters();
+  for (const TokenWindows::EvaluationSet& set : windows_->evaluation_sets(evaluation_windows(config_))) {
+    const double loss = mean_loss(set.windows);
+    all.loss += set.weight * loss;
+    if (!set.name.empty()) all.sets.emplace_back(set.name, loss);
+  }
+  return all;
+}
+
+double Trainer::mean_loss(const std::vector<int64_t>& windows) {
   const auto held = static_cast<int64_t>(windows.size());
   if (held == 0) return std::numeric_limits<double>::quiet_NaN();
-  sync_parameters();
   Stream& s = rank_.device->compute();
   const int64_t micro = std::max<int64_t>(1, config_.batch / (config_.data_ranks() * config_.grad_accum));
   const int64_t share = (held + config_.data_ranks() - 1) / config_.data_ranks();
@@ -331,7 +352,7 @@ bool Trainer::export_folder() { return train_gpt::export_folder(model_, config_,
 
 RankMemory Trainer::replicated_memory() {
   return sherd::replicated_memory(routing_, dtype_named(config_.precision),
-                                  optimizer_ ? &*optimizer_ : nullptr);
+                                  optimizer_ ? &*optimizer_ : nullptr, parameters() - trained_parameters());
 }
 
 double Trainer::data_sum(double value) {

@@ -18,6 +18,7 @@
 #include <sherd/train/guards/replica_check.h>
 #include <sherd/train/guards/skip_limit.h>
 #include <sherd/train/guards/stop_agreement.h>
+#include <sherd/train/report/flops.h>
 #include <sherd/train/report/memory_report.h>
 #include <sherd/train/report/step_result.h>
 #include <sherd/train/saving/saving.h>
@@ -67,10 +68,12 @@ class Trainer {
   /// Muon's and SOAP's plans (--explain-plan).
   std::string explain_plan() const;
 
-  /// What training computes for one token, by formula.
+  /// What a token computes in training, and by formula how much that is.
+  sherd::TokenWork work() const;
   double flops_per_token() const;
-  /// Elements of all parameters, tied ones once; and of those that a token meets: of experts top_k.
+  /// Elements of all parameters, tied ones once; of trained ones; of those that a token meets: of experts top_k.
   int64_t parameters() const;
+  int64_t trained_parameters() const;
   int64_t active_parameters() const;
   /// Muon's plans, by team; none without an optimizer.
   std::vector<sherd::MatrixPlan> muon_plans() const;
@@ -110,8 +113,14 @@ class Trainer {
   SequenceRange collected_sequences() const { return {collected_sequences_, config_.batch}; }
   /// Whether every weight is, on all ranks. Collective.
   bool weights_are_finite();
-  /// Mean loss over held-out windows, as many as --eval-windows says; NaN without any. Collective.
-  double evaluate();
+  struct Evaluation {
+    double loss = 0;          // mean over tokens; of sets the mean by their weights
+    sherd::SetLosses sets{};  // of --eval-data
+  };
+  /// Loss over held-out windows, of each set as many as --eval-windows says; NaN without any. Collective.
+  Evaluation evaluate();
+  /// Equal for runs whose evaluations read the same windows with the same weights.
+  std::string evaluation_data() const;
   /// `count` bytes after `prompt`, which is not empty, drawn as --temperature and --top-p say by a generator seeded
   /// with --seed. Equal on all ranks; `made` is given each byte as soon as it is drawn. @returns all, prompt included.
   std::string sample(const std::string& prompt, int64_t count, const std::function<void(char)>& made = {});
@@ -146,6 +155,8 @@ class Trainer {
   /// Targets that the next step learns, on all ranks and in all microbatches: the same figure on every rank, without a
   /// collective.
   int64_t learned_of_step() const;
+  /// Mean loss over the tokens of these windows; NaN without any. Collective.
+  double mean_loss(const std::vector<int64_t>& windows);
   /// Over the ranks that have different data.
   double data_sum(double value);
 

@@ -124,6 +124,7 @@ class Loop {
   // A checkpoint takes its parts from all replicas, so that wrong bits of one are every replica's after a
   // resume, and no later comparison finds them: none is saved that was not compared.
   sherd::SavingOptions guarded(sherd::SavingOptions options) {
+    if (config_.keep_best) options.best_of = trainer_.evaluation_data();
     options.retry = [this](const std::string& failure, bool useless) {
       if (!retry_) begin_retry();
       return retry_->again(failure, useless);
@@ -174,7 +175,10 @@ class Loop {
     loss_ = result.loss;
     if (evaluate) {
       const auto begin = Clock::now();
-      result.eval_loss = trainer_.evaluate();
+      const Trainer::Evaluation evaluation = trainer_.evaluate();
+      result.eval_loss = evaluation.loss;
+      result.eval_sets = evaluation.sets;
+      saving_.evaluated(result.step, evaluation.loss);
       result.eval_ms = seconds_since(begin) * 1e3;
     }
     if (out_) {
@@ -185,7 +189,10 @@ class Loop {
         warn(sherd::describe(*spike, result.step, result.grad_norm, data.first, data.count));
       }
       out_->losses.push_back(result.loss);
-      if (result.eval_loss) out_->held_out.emplace_back(result.step, *result.eval_loss);
+      if (result.eval_loss) {
+        out_->held_out.emplace_back(result.step, *result.eval_loss);
+        out_->held_out_sets = result.eval_sets;
+      }
       // Before the step is saved: a run that is killed in between must not miss the line for good.
       out_->write_step(result, config_);
       progress_.step(result);

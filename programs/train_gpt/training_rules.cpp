@@ -65,6 +65,9 @@ void check_without_training(const TrainConfig& c, const sherd::GivenFlags& given
   }
   if (given.has("eval_windows") && !c.eval_only && (c.eval_every == 0 || !c.trains()))
     problems.push_back("--eval-windows: nothing is evaluated; give --eval-every N or --eval-only");
+  if (c.keep_best && c.trains() && (c.save.empty() || c.eval_every == 0))
+    problems.push_back(fmt::format("--keep-best: no checkpoint has an evaluation; give {}",
+                                   c.save.empty() ? "--save FOLDER" : "--eval-every N"));
   if (!c.eval_only && !c.sample_only) return;
   const char* const flag = c.eval_only ? "--eval-only" : "--sample-only";
   if (c.eval_only && c.sample_only)

@@ -23,6 +23,11 @@ std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& c) {
         examples ? sherd::parse_token_list(c.sft, "--sft") : sherd::parse_token_list(c.tokens, "--tokens"),
         format);
   }
+  if (!c.eval_data.empty())
+    return std::make_shared<const sherd::TokenWindows>(
+        std::move(data),
+        sherd::open_evaluation_sets(sherd::parse_evaluation_list(c.eval_data, "--eval-data"), format),
+        options);
   std::shared_ptr<const sherd::TokenStream> validation;
   if (!c.valid_tokens.empty())
     validation = open_one_token_stream(sherd::parse_unweighted_token_list(c.valid_tokens, "--valid-tokens"),
@@ -31,7 +36,7 @@ std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& c) {
 }
 
 int64_t evaluation_windows(const TrainConfig& c) {
-  const bool text = !c.has_tokens() && c.valid_tokens.empty();
+  const bool text = !c.has_tokens() && c.valid_tokens.empty() && c.eval_data.empty();
   return c.eval_windows.value_or(text ? 256 : 0);
 }
 

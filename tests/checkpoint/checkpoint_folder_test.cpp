@@ -40,12 +40,14 @@ void put(FileSystem& files, const fs::path& path, const std::string& bytes) {
 }
 
 /// Saves a checkpoint that holds `tag` (8 letters) in a file of each section; so many values of its model are
-/// said not to be finite.
+/// said not to be finite, and `loss` is that of an evaluation on the data "d".
 fs::path save(CheckpointFolder& folder, FileSystem& files, int64_t step, const std::string& tag,
-              int64_t not_finite = 0) {
+              int64_t not_finite = 0, const std::string& loss = "") {
   const fs::path temporary = folder.temporary(step);
   Manifest manifest;
   manifest.training.step = step;
+  if (!loss.empty())
+    manifest.training.info = {{TrainingState::kEvalLoss, loss}, {TrainingState::kEvalData, "d"}};
   try {
     files.create_folder(temporary);
     for (const Section section : {Section::model, Section::optim}) {
@@ -107,6 +109,7 @@ TEST(CheckpointNames, AreToldApart) {
     EXPECT_TRUE(is_temporary_name(std::string(name) + ".tmp-0123456789abcdef-12")) << name;
   }
   EXPECT_TRUE(is_temporary_name("latest.tmp-0123456789abcdef-0"));
+  EXPECT_TRUE(is_temporary_name("best.tmp-0123456789abcdef-0"));
   EXPECT_TRUE(is_temporary_name("lock.tmp-0123456789abcdef-0"));
   for (const char* name :
        {"", "step_", "step_1234567", "step_0000000x", "xstep_00000001", "Step_00000001", "latest",
@@ -319,14 +322,54 @@ TEST(CheckpointFolder, PruneKeepsTheNewestBySequence) {
   EXPECT_EQ(folder.next_sequence(), 6u);
 }
 
+bool any(const CommittedCheckpoint&) { return true; }
+
+TEST(CheckpointFolder, TheBestIsTheOldestFiniteOneOfTheLowestLoss) {
+  const TemporaryFolder path;
+  FileSystem& files = FileSystem::posix();
+  CheckpointFolder folder(path.path(), files);
+  save(folder, files, 10, "aaaaaaaa");
+  EXPECT_FALSE(folder.lowest_loss("d", any).has_value()) << "never evaluated";
+  const std::pair<int64_t, const char*> evaluated[] = {
+      {20, "2.5"}, {30, "1.5"}, {40, "1.5"}, {50, "nan"}, {60, "2"}};
+  for (const auto& [step, loss] : evaluated) save(folder, files, step, "aaaaaaaa", 0, loss);
+  save(folder, files, 70, "nannannn", 1, "0.5");
+  const auto best = folder.lowest_loss("d", any);
+  ASSERT_TRUE(best.has_value());
+  EXPECT_EQ(best->name, "step_00000030");
+  EXPECT_EQ(best->loss, 1.5);
+  EXPECT_FALSE(folder.lowest_loss("other data", any).has_value());
+  const auto late =
+      folder.lowest_loss("d", [](const CommittedCheckpoint& c) { return c.name > "step_00000040"; });
+  EXPECT_EQ(late->name, "step_00000060");
+}
+
+TEST(CheckpointFolder, PruningLeavesTheOneThatBestNames) {
+  const TemporaryFolder path;
+  FileSystem& files = FileSystem::posix();
+  CheckpointFolder folder(path.path(), files);
+  for (const int64_t step : {10, 20, 30, 40}) save(folder, files, step, "aaaaaaaa");
+  EXPECT_EQ(folder.best(), "");
+  folder.write_best("step_00000020");
+  EXPECT_THAT(folder.prune(1), ElementsAre("step_00000030", "step_00000010"));
+  EXPECT_THAT(files.list(path.path()),
+              ElementsAre("best", "latest", "lock", "step_00000020", "step_00000040"));
+  EXPECT_EQ(read_bytes(path / "best"), "step_00000020\n");
+  // Another run replaces all of them.
+  save(folder, files, 50, "aaaaaaaa");
+  folder.remove([](const CommittedCheckpoint& c) { return c.name != "step_00000050"; });
+  EXPECT_THAT(files.list(path.path()), ElementsAre("latest", "lock", "step_00000050"));
+}
+
 // ---- faults at every call
 
-/// Steps 10 and 20 are there; a run saves step `step`, and removes what is more than 2.
+/// Steps 10 and 20 are there, and `best` names 10; a run saves step `step`, which is better, and removes what is more than 2.
 struct Scene {
   explicit Scene(int64_t the_step) : step(the_step) {
     CheckpointFolder folder(path, files);
-    save(folder, files, 10, "aaaaaaaa");
+    save(folder, files, 10, "aaaaaaaa", 0, "1.5");
     save(folder, files, 20, "bbbbbbbb");
+    folder.write_best(checkpoint_name(10));
     files.lose_unsynced(Loss::all);
     files.reset();
   }
@@ -335,7 +378,9 @@ struct Scene {
     save_and_prune(folder);
   }
   void save_and_prune(CheckpointFolder& folder) {
-    save(folder, files, step, "cccccccc");
+    save(folder, files, step, "cccccccc", 0, "0.5");
+    if (const auto best = folder.lowest_loss("d", any); best->name != folder.best())
+      folder.write_best(best->name);
     folder.prune(2);
   }
   size_t calls_of_a_run() {
@@ -358,11 +403,19 @@ struct Scene {
   void expect_sound(const std::string& what) const {
     EXPECT_THAT(contents(path), AnyOf(before(), after(false), after(true))) << what;
     EXPECT_THAT(contents(path), Contains(Key(latest(path)))) << what;
+    EXPECT_THAT(contents(path), Contains(Key(named_in("best")))) << what;
   }
   void expect_new(const std::string& what) const {
     EXPECT_EQ(contents(path), after(true)) << what;
     EXPECT_EQ(latest(path), checkpoint_name(step)) << what;
+    EXPECT_EQ(named_in("best"), checkpoint_name(step)) << what;
     EXPECT_THAT(temporaries(path), IsEmpty()) << what;
+  }
+
+  std::string named_in(const char* pointer) const {
+    const std::string name = read_bytes(path / pointer);
+    EXPECT_TRUE(name.ends_with('\n')) << name;
+    return name.substr(0, name.size() - 1);
   }
 
   int64_t step;

@@ -73,7 +73,7 @@ void for_each_golden_routing(F check) {
 }
 
 // An exponential, a division, a sum of at most 4 scores, a product and a division: some 10 roundings of 2^-53, and as many of
-// PyTorch's. A gradient has about twice as many, and factors of up to 2.5 and 2.
+// PyTorch's. A gradient has about 2x as many, and factors of up to 2.5 and 2.
 TEST(GoldenRouting, TheReferenceAgreesWithTransformersInF64) {
   for_each_golden_routing([](const GoldenRouting& g) {
     std::vector<int32_t> indices(static_cast<size_t>(g.rows * g.k));

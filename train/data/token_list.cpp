@@ -80,6 +80,11 @@ std::string joined(const std::vector<TokenPath>& paths) {
   return all;
 }
 
+bool is_name_character(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+         c == '-';
+}
+
 std::shared_ptr<const TokenStream> one_stream(const std::vector<TokenPath>& paths, TokenFormat format) {
   std::vector<TokenFile> files;
   for (const TokenPath& p : paths) files.push_back(open_token_file(p.path, format));
@@ -117,6 +122,35 @@ std::vector<TokenPath> parse_token_list(std::string_view list, std::string_view 
                     flag, list, weights, paths.size()));
   if (weights != 0) require_shares(paths, list, flag);
   return paths;
+}
+
+std::vector<EvaluationPath> parse_evaluation_list(std::string_view list, std::string_view flag) {
+  std::vector<EvaluationPath> sets;
+  for (const TokenPath& entry : parse_token_list(list, flag)) {
+    const std::string text = entry.path.string();
+    const size_t equals = text.find('=');
+    const std::string name = text.substr(0, equals);
+    const bool named = equals != text.npos && !name.empty() && equals + 1 < text.size() &&
+                       std::all_of(name.begin(), name.end(), is_name_character);
+    if (!named)
+      throw InvalidArgument(
+          fmt::format("{} '{}': '{}' is not NAME=FILE[:WEIGHT]; give each file a name of letters, digits, "
+                      "'.', '_' or '-'",
+                      flag, list, text));
+    if (std::any_of(sets.begin(), sets.end(), [&](const EvaluationPath& s) { return s.name == name; }))
+      throw InvalidArgument(
+          fmt::format("{} '{}': two sets have the name '{}'; rename one", flag, list, name));
+    sets.push_back({name, {text.substr(equals + 1), std::max<int64_t>(entry.weight, 1)}});
+  }
+  return sets;
+}
+
+std::vector<EvaluationTokens> open_evaluation_sets(const std::vector<EvaluationPath>& sets,
+                                                   TokenFormat format) {
+  std::vector<EvaluationTokens> opened;
+  for (const EvaluationPath& s : sets)
+    opened.push_back({s.name, one_stream({s.tokens}, format), s.tokens.weight});
+  return opened;
 }
 
 std::vector<TokenPath> parse_unweighted_token_list(std::string_view list, std::string_view flag) {

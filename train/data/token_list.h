@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,11 +29,33 @@ struct TokenPath {
 [[nodiscard]] std::vector<TokenPath> parse_unweighted_token_list(std::string_view list,
                                                                  std::string_view flag);
 
+/// Set of evaluation data.
+struct EvaluationPath {
+  std::string name;
+  TokenPath tokens;
+};
+
+/// Parses "NAME=FILE[:WEIGHT],...", with files and weights as parse_token_list() takes them; without weights all are 1.
+/// @throws InvalidArgument as parse_token_list(); for a missing name, one of other characters than letters, digits, '.',
+/// '_' and '-', and one that two sets have.
+[[nodiscard]] std::vector<EvaluationPath> parse_evaluation_list(std::string_view list, std::string_view flag);
+
 /// Tokens, and their share of the sequences.
 struct SharedTokens {
   std::shared_ptr<const TokenStream> tokens;
   int64_t share = 1;  ///< relative to the others'
 };
+
+/// Tokens of a set of evaluation data.
+struct EvaluationTokens {
+  std::string name;  ///< empty: of --valid-tokens
+  std::shared_ptr<const TokenStream> tokens;
+  int64_t weight = 1;  ///< of its loss in the mean over sets, relative to the others'
+};
+
+/// Opens the file of each set. @throws as open_token_file().
+[[nodiscard]] std::vector<EvaluationTokens> open_evaluation_sets(const std::vector<EvaluationPath>& sets,
+                                                                 TokenFormat format);
 
 /// Opens the files. Without weights they are one stream in the given order, with weights each is one of its
 /// own.

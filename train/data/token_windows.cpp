@@ -24,17 +24,34 @@ std::vector<int64_t> shares_of(const std::vector<SharedTokens>& data) {
 }
 
 /// What a message names where files are too short.
-const char* flag_of(const TokenStream& tokens, bool validation, bool examples = false) {
-  return validation ? "--valid-tokens" : examples ? "--sft" : tokens.is_text() ? "--data" : "--tokens";
+const char* flag_of(const TokenStream& tokens, bool validation, bool examples = false, bool named = false) {
+  return named              ? "--eval-data"
+         : validation       ? "--valid-tokens"
+         : examples         ? "--sft"
+         : tokens.is_text() ? "--data"
+                            : "--tokens";
 }
 
-void require_windows(const TokenStream& tokens, int64_t windows, int64_t seq, bool validation) {
+std::vector<EvaluationTokens> one_set(std::shared_ptr<const TokenStream> tokens) {
+  if (!tokens) return {};
+  return {{"", std::move(tokens), 1}};
+}
+
+/// `count` of the windows [first, first + all) at equal distances.
+std::vector<int64_t> spread_windows(int64_t first, int64_t all, int64_t most) {
+  const int64_t count = most > 0 ? std::min(most, all) : all;
+  std::vector<int64_t> windows;
+  for (int64_t i = 0; i < count; ++i) windows.push_back(first + i * all / count);
+  return windows;
+}
+
+void require_windows(const TokenStream& tokens, int64_t windows, int64_t seq, bool validation, bool named) {
   if (windows > 0) return;
   throw IoError(fmt::format(
       "the {} '{}' has {} {}, but sequences of {} tokens need at least {}; name a larger file or folder "
       "with {}, or lower --seq",
       validation ? "validation data" : "data", tokens.source(), tokens.size(), tokens.unit(), seq, seq + 1,
-      flag_of(tokens, validation)));
+      flag_of(tokens, validation, false, named)));
 }
 
 }  // namespace
@@ -44,13 +61,21 @@ const char* name_of(TokenOrder order) { return kOrders.name(order); }
 
 TokenWindows::TokenWindows(std::vector<SharedTokens> data, std::shared_ptr<const TokenStream> validation,
                            const TokenWindowsOptions& options)
+    : TokenWindows(std::move(data), one_set(std::move(validation)), options) {}
+
+TokenWindows::TokenWindows(std::vector<SharedTokens> data, std::vector<EvaluationTokens> evaluation,
+                           const TokenWindowsOptions& options)
     : options_(options), mixture_(shares_of(data)) {
   if (options.seq < 1)
     throw InvalidArgument(fmt::format("windows of {} tokens: must be 1 or more", options.seq));
   if (options.vocab < 1 || options.vocab > int64_t{1} << 31)
     throw InvalidArgument(fmt::format("a vocabulary of {}: must be 1 to 2^31", options.vocab));
-  for (SharedTokens& d : data) add(std::move(d.tokens), d.share, /*hold_out=*/validation == nullptr);
-  if (validation) add(std::move(validation), 0, /*hold_out=*/true);
+  for (SharedTokens& d : data) add(std::move(d.tokens), d.share, /*hold_out=*/evaluation.empty());
+  for (EvaluationTokens& set : evaluation) {
+    add(std::move(set.tokens), 0, /*hold_out=*/true, !set.name.empty());
+    parts_.back().name = std::move(set.name);
+    parts_.back().weight = set.weight;
+  }
   for (Part& p : parts_) {
     p.first_train = train_count_;
     train_count_ += p.train;
@@ -62,13 +87,13 @@ TokenWindows::TokenWindows(std::vector<SharedTokens> data, std::shared_ptr<const
 }
 
 TokenWindows::TokenWindows(std::shared_ptr<const TokenStream> data, int64_t seq)
-    : TokenWindows({{std::move(data), 1}}, nullptr, {.seq = seq}) {}
+    : TokenWindows({{std::move(data), 1}}, std::vector<EvaluationTokens>(), {.seq = seq}) {}
 
-void TokenWindows::add(std::shared_ptr<const TokenStream> tokens, int64_t share, bool hold_out) {
+void TokenWindows::add(std::shared_ptr<const TokenStream> tokens, int64_t share, bool hold_out, bool named) {
   if (options_.examples) return add_examples(std::move(tokens), share, hold_out);
   const int64_t windows = tokens->size() > 0 ? (tokens->size() - 1) / options_.seq : 0;
   const bool validation = share == 0;
-  require_windows(*tokens, windows, options_.seq, validation);
+  require_windows(*tokens, windows, options_.seq, validation, named);
   // A byte is below every vocabulary of text; a file of tokens may have been made for another one.
   if (!tokens->is_text() || options_.vocab < 256) tokens->check_beginnings(options_.seq + 1, options_.vocab);
   const int64_t held_out = validation ? windows : hold_out ? windows / 50 : 0;
@@ -109,10 +134,30 @@ int64_t TokenWindows::train_window(int64_t sequence, uint64_t seed) const {
 }
 
 std::vector<int64_t> TokenWindows::evaluation_windows(int64_t most) const {
-  const int64_t count = most > 0 ? std::min(most, held_out_count_) : held_out_count_;
-  std::vector<int64_t> windows;
-  for (int64_t i = 0; i < count; ++i) windows.push_back(train_count_ + i * held_out_count_ / count);
-  return windows;
+  return spread_windows(train_count_, held_out_count_, most);
+}
+
+std::vector<TokenWindows::EvaluationSet> TokenWindows::evaluation_sets(int64_t most) const {
+  if (parts_.back().name.empty()) return {{"", 1, evaluation_windows(most)}};
+  double sum = 0;
+  for (const Part& p : parts_) sum += p.share == 0 ? static_cast<double>(p.weight) : 0;
+  std::vector<EvaluationSet> sets;
+  for (const Part& p : parts_)
+    if (p.share == 0)
+      sets.push_back(
+          {p.name, static_cast<double>(p.weight) / sum, spread_windows(p.first_held_out, p.held_out, most)});
+  return sets;
+}
+
+std::string TokenWindows::describe_evaluation() const {
+  if (parts_.back().share > 0) return "held out: " + describe();
+  std::string all;
+  for (const Part& p : parts_)
+    if (p.share == 0) all += fmt::format("{} {} {}; ", p.name, p.weight, p.tokens->describe());
+  return all + fmt::format("windows of {}{}", options_.seq,
+                           !options_.examples ? ""
+                           : options_.packed  ? ", packed examples"
+                                              : ", examples");
 }
 
 double TokenWindows::epochs(int64_t sequences, size_t i) const {
@@ -138,8 +183,8 @@ std::string TokenWindows::summary() const {
                : fmt::format("{} {}", p.tokens->size(), p.tokens->unit());
     const char* const windows = p.rows ? "rows" : "windows";
     if (p.share == 0) {
-      all += fmt::format("validation data {}: {}, {} {} of {}", p.tokens->source(), size, p.held_out, windows,
-                         options_.seq);
+      all += fmt::format("validation data {}{}: {}, {} {} of {}", p.name.empty() ? "" : p.name + ", ",
+                         p.tokens->source(), size, p.held_out, windows, options_.seq);
       continue;
     }
     all += fmt::format("data {}: {}, {} {} of {} to train on, {} held out", p.tokens->source(), size, p.train,
@@ -158,6 +203,7 @@ std::string TokenWindows::describe() const {
   std::string all;
   for (const Part& p : parts_) {
     if (!all.empty()) all += p.share == 0 ? "; validation " : "; ";
+    if (!p.name.empty()) all += fmt::format("{}, weight {}: ", p.name, p.weight);
     all += p.tokens->describe();
     if (mixture_.sources() > 1 && p.share > 0)
       all += fmt::format(", share {} of {}", p.share, mixture_.period());
@@ -177,7 +223,7 @@ std::vector<FileCopy> TokenWindows::copies() const {
   std::map<std::string, size_t> places;  // of lists of files, by flag
   std::vector<FileCopy> copies;
   for (const Part& p : parts_) {
-    const std::string flag = flag_of(*p.tokens, p.share == 0, options_.examples);
+    const std::string flag = flag_of(*p.tokens, p.share == 0, options_.examples, !p.name.empty());
     for (size_t i = 0; i < p.tokens->files().size(); ++i) {
       const std::filesystem::path& path = p.tokens->files()[i].bytes->path();
       const std::string below = path.lexically_relative(p.tokens->source()).string();
@@ -186,6 +232,10 @@ std::vector<FileCopy> TokenWindows::copies() const {
       ContentDigest digest;
       const int64_t share[] = {p.share, mixture_.sources() > 1 ? mixture_.period() : 1};
       digest.add(share, sizeof share);
+      if (!p.name.empty()) {
+        digest.add(p.name);
+        digest.add(&p.weight, sizeof p.weight);
+      }
       const uint64_t contents = p.tokens->sampled_digest(i, total);
       digest.add(&contents, sizeof contents);
       copies.push_back({flag + ", " + name, path.string(), digest.value()});

@@ -55,6 +55,9 @@ class TokenWindows {
   /// with tokens outside the vocabulary; InvalidArgument for options or shares.
   TokenWindows(std::vector<SharedTokens> data, std::shared_ptr<const TokenStream> validation,
                const TokenWindowsOptions& options);
+  /// The same with sets of evaluation data, all of whose windows are held out; none: windows of `data` are.
+  TokenWindows(std::vector<SharedTokens> data, std::vector<EvaluationTokens> evaluation,
+               const TokenWindowsOptions& options);
   /// Of text: one stream, hashed.
   TokenWindows(std::shared_ptr<const TokenStream> data, int64_t seq);
 
@@ -67,6 +70,18 @@ class TokenWindows {
   /// Returns the held-out windows that one evaluation reads, ascending: all, or `most` at equal distances.
   /// @param most 0: all.
   std::vector<int64_t> evaluation_windows(int64_t most = 0) const;
+
+  /// Held-out windows of a set, and the weight of its loss: weights of all sets add up to 1.
+  struct EvaluationSet {
+    std::string name;  // empty: the only one, without a name
+    double weight = 1;
+    std::vector<int64_t> windows;
+  };
+  /// Returns the sets of evaluation data in their order, or one of all held-out windows.
+  /// @param most of each set, as of evaluation_windows()
+  std::vector<EvaluationSet> evaluation_sets(int64_t most = 0) const;
+  /// Equal only for equal held-out windows, sets and weights, as describe().
+  std::string describe_evaluation() const;
 
   /// Returns the window of sequence number `sequence` of the whole training, from 0.
   /// @param seed the training's, for `shuffled`: the same on all ranks and after a resume.
@@ -104,8 +119,10 @@ class TokenWindows {
     int64_t share;                            // 0: of validation
     int64_t train, held_out;                  // windows
     int64_t first_train, first_held_out;      // numbers of the first of them
+    std::string name{};                       // of a set of evaluation data
+    int64_t weight = 1;                       // the set's
   };
-  void add(std::shared_ptr<const TokenStream> tokens, int64_t share, bool hold_out);
+  void add(std::shared_ptr<const TokenStream> tokens, int64_t share, bool hold_out, bool named = false);
   void add_examples(std::shared_ptr<const TokenStream> tokens, int64_t share, bool hold_out);
   /// The part that a window belongs to, and its number among those of this part.
   std::pair<const Part*, int64_t> place_of(int64_t window) const;

@@ -82,11 +82,13 @@ void EventWriter::write(const StepResult& s) {
   if (s.save_ms) scalars.emplace_back("save_ms", *s.save_ms);
   if (s.eval_loss)
     scalars.insert(scalars.end(), {{"eval_loss", *s.eval_loss}, {"eval_ppl", std::exp(*s.eval_loss)}});
+  for (const auto& [name, loss] : s.eval_sets) scalars.emplace_back("eval_sets/" + name, loss);
   write_scalars(s.step, scalars);
 }
 
-void EventWriter::write_evaluation(int64_t step, double loss) {
-  const Scalar scalars[] = {{"eval_loss", loss}, {"eval_ppl", std::exp(loss)}};
+void EventWriter::write_evaluation(int64_t step, double loss, const SetLosses& sets) {
+  std::vector<Scalar> scalars = {{"eval_loss", loss}, {"eval_ppl", std::exp(loss)}};
+  for (const auto& [name, of_set] : sets) scalars.emplace_back("eval_sets/" + name, of_set);
   write_scalars(step, scalars);
 }
 
@@ -96,7 +98,7 @@ void EventWriter::write_scalars(int64_t step, std::span<const Scalar> scalars) {
   message.set_step(step);
   for (const auto& [tag, value] : scalars) {
     event::Scalar* const scalar = message.mutable_summary()->add_value();
-    scalar->set_tag(std::string(tag));
+    scalar->set_tag(tag);
     scalar->set_simple_value(static_cast<float>(value));
   }
   file_.write(frame(message));

@@ -29,15 +29,15 @@ class EventWriter {
   /// Writes the figures of a step. They are handed to the system on return, unless failure() says otherwise
   /// (AppendFile).
   void write(const StepResult& step);
-  /// Writes eval_loss and eval_ppl of a model that was only evaluated.
-  void write_evaluation(int64_t step, double loss);
+  /// Writes eval_loss, eval_ppl and eval_sets/NAME of a model that was only evaluated.
+  void write_evaluation(int64_t step, double loss, const SetLosses& sets = {});
   void flush() { file_.flush(); }
   /// Returns why events are missing in the file, and how many; empty when it has all.
   std::string failure() const { return file_.failure(); }
   const std::string& path() const { return file_.path(); }
 
  private:
-  using Scalar = std::pair<std::string_view, double>;
+  using Scalar = std::pair<std::string, double>;
   void write_scalars(int64_t step, std::span<const Scalar> scalars);
 
   AppendFile file_;

@@ -14,10 +14,12 @@ double mean_keys(int64_t window, int64_t seq) {
 }  // namespace
 
 double training_flops(const TokenWork& work, int64_t seq) {
-  return 6.0 * static_cast<double>(work.weights) +
-         6.0 * static_cast<double>(seq + 1) * static_cast<double>(work.attention_width) +
-         (work.window_width > 0 ? 12.0 * mean_keys(work.window, seq) * static_cast<double>(work.window_width)
-                                : 0);
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  const double attention = 3 * number(work.attention_width) - 2 * number(work.attention_ahead),
+               in_windows = 3 * number(work.window_width) - 2 * number(work.window_ahead);
+  return 6 * number(work.weights) - 2 * number(work.frozen) - 2 * number(work.ahead) +
+         2 * number(seq + 1) * attention +
+         (work.window_width > 0 ? 4 * mean_keys(work.window, seq) * in_windows : 0);
 }
 
 }  // namespace sherd

@@ -48,9 +48,10 @@ std::vector<RankMemory> rank_memory(Communicator& world) {
   return all;
 }
 
-RankMemory replicated_memory(const Routing& routing, DType compute, const Optimizer* optimizer) {
-  RankMemory r;
+RankMemory replicated_memory(const Routing& routing, DType compute, const Optimizer* optimizer,
+                             int64_t frozen) {
   const int64_t copy = compute == DType::f32 ? 0 : size_of(compute);
+  RankMemory r{.parameters = frozen * (4 + copy)};
   for (auto& route : routing.routes) {
     const int64_t n = numel_of(route.param.global_shape());
     r.parameters += n * (4 + copy);

@@ -24,8 +24,9 @@ struct RankMemory {
 /// Returns what one rank would hold under no_shard: parameters, gradients, optimizer states.
 /// @param compute dtype of gathered parameters; other than f32 it is a copy beside the f32 master weights.
 /// @param optimizer whose states count; null: those that AdamW and Muon would have.
+/// @param frozen elements of frozen parameters, which have no route: neither gradients nor states
 [[nodiscard]] RankMemory replicated_memory(const Routing& routing, DType compute,
-                                           const Optimizer* optimizer = nullptr);
+                                           const Optimizer* optimizer = nullptr, int64_t frozen = 0);
 
 /// Formats aligned lines: all ranks, `replicated` (its other_peak is not used), and the largest rank's part
 /// of it.

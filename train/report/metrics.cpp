@@ -35,8 +35,11 @@ std::string arrival(const StepResult& s) {
                      number(figures->worst), figures->rank);
 }
 
-std::string evaluation(double loss) {
-  return fmt::format(R"("eval_loss": {}, "eval_ppl": {})", number(loss), number(std::exp(loss)));
+std::string evaluation(double loss, const SetLosses& sets) {
+  std::vector<std::string> each;
+  for (const auto& [name, of_set] : sets) each.push_back(fmt::format(R"("{}": {})", name, number(of_set)));
+  return fmt::format(R"("eval_loss": {}, "eval_ppl": {}{})", number(loss), number(std::exp(loss)),
+                     sets.empty() ? "" : fmt::format(R"(, "eval_sets": {{{}}})", fmt::join(each, ", ")));
 }
 
 // A run that was killed may have left a part of one.
@@ -76,10 +79,10 @@ std::string format_metrics(const StepResult& s) {
       R"({{"step": {}, "loss": {}, {}"grad_norm": {}, "num_zeros": {}, "skipped": {}, "skipped_steps": {}, {})"
       R"("lr": {}, "tokens_per_s": {}, {}"step_ms": {}, "optim_ms": {}, "comm": {{{}}}{}, "peak_bytes": {}, )"
       R"({}"host_syncs": {}{}{}}})",
-      s.step, number(s.loss), s.eval_loss ? evaluation(*s.eval_loss) + ", " : "", number(s.grad_norm),
-      s.num_zeros, s.skipped, s.skipped_steps, s.loss_spike ? R"("loss_spike": true, )" : "", number(s.lr),
-      number(s.tokens_per_s), speed(s), number(s.step_ms), number(s.optim_ms), fmt::join(comm, ", "),
-      arrival(s), s.peak_bytes,
+      s.step, number(s.loss), s.eval_loss ? evaluation(*s.eval_loss, s.eval_sets) + ", " : "",
+      number(s.grad_norm), s.num_zeros, s.skipped, s.skipped_steps,
+      s.loss_spike ? R"("loss_spike": true, )" : "", number(s.lr), number(s.tokens_per_s), speed(s),
+      number(s.step_ms), number(s.optim_ms), fmt::join(comm, ", "), arrival(s), s.peak_bytes,
       s.planned_peak_bytes ? fmt::format(R"("planned_peak_bytes": {}, )", *s.planned_peak_bytes) : "",
       s.host_syncs, s.eval_ms ? fmt::format(R"(, "eval_ms": {})", number(*s.eval_ms)) : "",
       s.save_ms ? fmt::format(R"(, "save_ms": {})", number(*s.save_ms)) : "");
@@ -117,8 +120,8 @@ MetricsWriter::MetricsWriter(const std::string& path, const std::string& config,
 
 void MetricsWriter::write(const StepResult& step) { file_.write(format_metrics(step) + '\n'); }
 
-void MetricsWriter::write_evaluation(int64_t step, double loss) {
-  file_.write(fmt::format(R"({{"step": {}, {}}})", step, evaluation(loss)) + '\n');
+void MetricsWriter::write_evaluation(int64_t step, double loss, const SetLosses& sets) {
+  file_.write(fmt::format(R"({{"step": {}, {}}})", step, evaluation(loss, sets)) + '\n');
 }
 
 }  // namespace sherd

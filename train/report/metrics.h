@@ -19,6 +19,7 @@ namespace sherd {
 ///   epoch         of token files, where there are some: how often the first stream's windows have been seen
 ///   loss          mean over the step's tokens, nats
 ///   eval_loss     over the held-out tokens, where the step was evaluated; eval_ppl: its perplexity, e^eval_loss
+///   eval_sets     {"web": 2.5, ...}, with named sets: the loss of each; eval_loss is their weighted mean
 ///   grad_norm     before clipping; num_zeros: gradient elements that are zero
 ///   skipped       whether gradients were not finite, so that nothing was updated
 ///   skipped_steps how many were, in this run up to this step
@@ -58,8 +59,8 @@ class MetricsWriter {
   /// lines then wait, and are tried again before the next one and by flush(). Beyond 16 MiB, further lines
   /// are lost. A regular file never keeps partial lines.
   void write(const StepResult& step);
-  /// Appends a line of a model that was only evaluated: its step, eval_loss and eval_ppl.
-  void write_evaluation(int64_t step, double loss);
+  /// Appends a line of a model that was only evaluated: its step, eval_loss, eval_ppl and eval_sets.
+  void write_evaluation(int64_t step, double loss, const SetLosses& sets = {});
   void flush() { file_.flush(); }
   /// Returns why lines are missing in the file, and how many; empty when it has all.
   std::string failure() const { return file_.failure(); }

@@ -18,6 +18,13 @@ std::string format_duration(double seconds) {
   return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
+std::string format_sets(const SetLosses& sets) {
+  std::string text;
+  for (const auto& [name, loss] : sets)
+    text += fmt::format("{}{} {:.4f}", text.empty() ? ": " : ", ", name, loss);
+  return text;
+}
+
 std::string format_summary(const Summary& summary) {
   std::string text;
   if (summary.steps > 0) {
@@ -31,7 +38,8 @@ std::string format_summary(const Summary& summary) {
     text +=
         fmt::format("loss {:.4f} -> {:.4f} {}\n", summary.first_loss, summary.last_loss, summary.loss_unit);
     if (summary.eval_loss)
-      text += fmt::format("held-out loss {:.4f} {}\n", *summary.eval_loss, summary.loss_unit);
+      text += fmt::format("held-out loss {:.4f} {}{}\n", *summary.eval_loss, summary.loss_unit,
+                          format_sets(summary.eval_sets));
     text += '\n';
   }
   text += memory_table(summary.ranks, summary.replicated);

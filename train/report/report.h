@@ -8,6 +8,7 @@
 
 #include <sherd/train/report/memory_report.h>
 #include <sherd/train/report/process_memory.h>
+#include <sherd/train/report/step_result.h>
 
 namespace sherd {
 
@@ -15,6 +16,7 @@ namespace sherd {
 struct Summary {
   double first_loss = 0, last_loss = 0;
   std::optional<double> eval_loss;  // the last one
+  SetLosses eval_sets{};            // its sets, if they have names
   std::string loss_unit = "nats per token";
   int64_t steps = 0;
   double seconds = 0;  // of training alone
@@ -26,6 +28,8 @@ struct Summary {
   std::optional<MemoryGrowth> process;
 };
 
+/// ": web 2.5000, code 1.2500"; empty without sets.
+std::string format_sets(const SetLosses& sets);
 /// Formats aligned lines: losses, speed, and the memory of every rank beside that of replication.
 std::string format_summary(const Summary& summary);
 

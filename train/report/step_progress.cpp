@@ -51,9 +51,12 @@ std::string StepProgress::describe(const StepResult& result) const {
       elapsed / static_cast<double>(result.step - first_) * static_cast<double>(steps_ - result.step);
   const std::optional<double>& eval_loss = line_.mode() == Mode::bar ? eval_loss_ : result.eval_loss;
   const auto width = fmt::formatted_size("{}", steps_);
+  // A bar has no room for sets.
+  const std::string sets = line_.mode() == Mode::bar ? "" : format_sets(result.eval_sets);
   return fmt::format(
       "step {:>{}}/{}  loss {:.4f}  {}{} tokens/s  {}", result.step, width, steps_, result.loss,
-      eval_loss ? fmt::format("held-out {:.4f}  ", *eval_loss) : "", format_count(result.tokens_per_s),
+      eval_loss ? fmt::format("held-out {:.4f}{}  ", *eval_loss, sets) : "",
+      format_count(result.tokens_per_s),
       result.step == steps_ ? "took " + format_duration(elapsed) : "left " + format_duration(left));
 }
 

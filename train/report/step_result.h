@@ -3,10 +3,16 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <sherd/comm/communicator.h>
 
 namespace sherd {
+
+/// Losses of sets of evaluation data, by name, in the sets' order.
+using SetLosses = std::vector<std::pair<std::string, double>>;
 
 /// The same on every rank unless said otherwise. The program's training loop fills it; metrics and progress
 /// show it.
@@ -14,6 +20,7 @@ struct StepResult {
   int64_t step = 0;  // from 1
   double loss = 0;   // mean over all tokens of the step
   std::optional<double> eval_loss;
+  SetLosses eval_sets{};  // that eval_loss is the weighted mean of; empty without named sets
   float grad_norm = 0;
   int64_t num_zeros = 0;
   bool skipped = false;       // the gradients were not finite; weights and states are unchanged

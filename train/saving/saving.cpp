@@ -21,6 +21,7 @@ Saving::Saving(SavedRun run, SavingOptions options)
     saver_.emplace(run_.world, checkpoint_tensors(run_.model, run_.optimizer),
                    SaverOptions{.folder = folder.save,
                                 .keep = options_.keep,
+                                .best_of = options_.best_of,
                                 .async = options_.async,
                                 .continues = run_.resumed ? run_.resumed->path : "",
                                 .refuse_not_finite = true,
@@ -67,7 +68,7 @@ void Saving::save_last(int64_t step) {
   for (;;) {
     bool useless = false;
     try {
-      saver_->save(run_.state());
+      saver_->save(state_after(step));
       saver_->wait();
       last_is_saved_ = true;
       return;
@@ -80,6 +81,14 @@ void Saving::save_last(int64_t step) {
   }
   if (options_.on_failure == SaveFailure::stop) throw NotWritten(last_failure_);
   warn(step, last_failure_);
+}
+
+TrainingState Saving::state_after(int64_t step) const {
+  TrainingState state = run_.state();
+  if (options_.best_of.empty() || evaluation_.step != step) return state;
+  state.info[TrainingState::kEvalLoss] = fmt::format("{:.17g}", evaluation_.loss);
+  state.info[TrainingState::kEvalData] = options_.best_of;
+  return state;
 }
 
 bool Saving::falls_due(int64_t step) const {
@@ -104,28 +113,31 @@ std::optional<double> Saving::after_step(int64_t step) {
   const bool last = ending_ = step == last_;
   listen();
   due_ = due_ || falls_due(step);
-  if (!due_) return std::nullopt;
+  const bool may_be_best = !options_.best_of.empty() && evaluation_.step == step;
+  if (!due_ && !may_be_best) return std::nullopt;
   const auto start = std::chrono::steady_clock::now();
   bool idle = true;  // also when what was in flight has failed
   attempt(behind_, [&] {
-    if (last) {
+    if (last || may_be_best) {
       saver_->wait();
     } else {
       idle = saver_->idle();
     }
   });
   if (!idle) return std::nullopt;
+  if (!due_) attempt(step, [&] { due_ = saver_->is_best(evaluation_.loss); });
+  if (!due_) return std::nullopt;
   due_ = false;
   if (options_.may_save && !options_.may_save(step)) return std::nullopt;
   if (options_.async && !last) {
-    runtime_of(run_.model).hold_weights(saver_->snapshot(run_.state()));
+    runtime_of(run_.model).hold_weights(saver_->snapshot(state_after(step)));
     snapshot_of_ = behind_ = step;
     told(told_);
   } else if (last) {
     save_last(step);
   } else {
     attempt(step, [&] {
-      saver_->save(run_.state());
+      saver_->save(state_after(step));
       saver_->wait();
     });
   }

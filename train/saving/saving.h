@@ -46,6 +46,8 @@ struct SavingOptions {
   /// SaverOptions::keep and SaverOptions::async.
   int64_t keep = 0;
   bool async = false;
+  /// SaverOptions::best_of: not empty, evaluated() makes a save due where the loss is the lowest so far.
+  std::string best_of = {};
   SaveFailure on_failure = SaveFailure::warn;
   /// Last step of the run.
   int64_t last_step = 0;
@@ -73,6 +75,11 @@ class Saving {
   bool stops_after(int64_t step) const;
   /// Marks the steps up to this one as reported, in the metrics, too: they may be committed.
   void told(int64_t step);
+  /// Reports the loss of an evaluation after `step`, before after_step(step), which then writes it into the
+  /// checkpoint that it saves, if it saves one. Rank 0's loss counts. With `best_of`, after_step(step) waits
+  /// for a background save, and saves a loss below that of every checkpoint of `best_of`. NaN, infinities and
+  /// an equal loss make no save due; after a failed save the next lower loss does.
+  void evaluated(int64_t step, double loss) { evaluation_ = {step, loss}; }
   /// Ends training early with `step`, which was issued and reported: after_step() takes it for the last.
   void ends_with(int64_t step) { last_ = step; }
   /// Saves when a checkpoint is due after `step`, the latest issued step. @returns how long training waited
@@ -110,6 +117,8 @@ class Saving {
   template <class Work>
   bool attempt(int64_t step, Work work);
   void save_last(int64_t step);
+  /// SavedRun::state(), with the evaluation after `step`, if there was one.
+  TrainingState state_after(int64_t step) const;
   void warn(int64_t step, const std::string& what);
   void listen();
   bool falls_due(int64_t step) const;
@@ -128,6 +137,10 @@ class Saving {
   bool due_ = false;     // a save, as soon as none is in flight
   int64_t told_ = 0;     // the latest step in the metrics
   std::optional<double> longest_save_;
+  struct Evaluation {
+    int64_t step = 0;
+    double loss = 0;
+  } evaluation_;             // the latest
   int64_t snapshot_of_ = 0;  // the step whose snapshot is not being written yet, or 0
 };
 

@@ -46,10 +46,9 @@ ContextPlan context_of(const PlanRequest& r) {
 }
 
 /// What a forecast says of the byte model in place of the request's.
-void take_model(Plan& plan, const PlanRequest& r) {
-  TokenWork work = r.shape ? token_work(*r.shape) : TokenWork{};
+void take_model(Plan& plan, const PlanRequest& r, const Forecast& first) {
+  TokenWork work = r.shape ? token_work(*r.shape) : first.work;
   if (r.listed) work = token_work(*r.listed);
-  if (!r.shape && !r.listed) work = train_gpt::token_work(r.config);
   plan.flops_per_token = training_flops(work, r.tokens_of_sequence());
   if (!r.shape && !r.listed) return;
   const ParameterCount count = r.shape ? count_parameters(*r.shape) : count_parameters(*r.listed);
@@ -110,7 +109,7 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
   Forecast first = train_gpt::forecast(r.config, 0, options);
   plan.parameters = first.parameters;
   plan.active_parameters = first.active_parameters;
-  take_model(plan, r);
+  take_model(plan, r, first);
   const std::set<int> further = further_ranks(first, r.config.ranks, which);
   take(std::move(first));
   for (const int rank : further) take(train_gpt::forecast(r.config, rank, options));

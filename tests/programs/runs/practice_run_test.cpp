@@ -146,6 +146,53 @@ TEST(PracticeRun, TextComesAsItIsMade) {
   EXPECT_EQ(read_file(scratch("head")).size(), 30u);
 }
 
+std::string tokens_of(const char* name, int factor) {
+  const fs::path path = scratch(name);
+  std::string bytes;
+  for (int i = 0; i < 1500; ++i) bytes += {static_cast<char>('a' + (i * i * factor + i / 7) % 25), '\0'};
+  write_file(path, bytes);
+  return path.string();
+}
+
+TEST(PracticeRun, SetsOfEvaluationDataDecideWhichCheckpointIsKept) {
+  const fs::path saved = fresh("saved"), metrics = fresh("m.jsonl"), rest = fresh("rest.jsonl");
+  const std::string sets = "web=" + tokens_of("web.bin", 1) + ":3,code=" + tokens_of("code.bin", 3) + ":1";
+  const Flags run =
+      settings() + Flags{"--data", data(), "--eval-data", sets, "--token-format", "u16", "--eval-every", "1"};
+  const Finished f = run_train_gpt(run + Flags{"--ranks", "4", "--save", saved.string(), "--keep", "1",
+                                               "--keep-best", "--metrics", metrics.string()});
+  ASSERT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.out, AllOf(HasSubstr("validation data web, "), HasSubstr(": web "), HasSubstr(", code ")));
+  const auto steps = read_steps(metrics);
+  ASSERT_EQ(steps.size(), 6u);
+  size_t best = 0;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const double web = steps[i]["eval_sets"]["web"], code = steps[i]["eval_sets"]["code"],
+                 mean = steps[i]["eval_loss"];
+    EXPECT_NE(web, code);
+    EXPECT_NEAR(mean, 0.75 * web + 0.25 * code, 1e-12);
+    if (mean < steps[best]["eval_loss"].get<double>()) best = i;
+  }
+  const std::string name = fmt::format("step_{:08}", best + 1);
+  EXPECT_EQ(read_file(saved / "best"), name + "\n");
+  EXPECT_TRUE(fs::exists(saved / name));
+  EXPECT_TRUE(fs::exists(saved / "step_00000006"));
+  EXPECT_LE(std::distance(fs::directory_iterator(saved), fs::directory_iterator()), 3 + 2)
+      << "lock, latest, best";
+  // A run from there evaluates the same sets.
+  EXPECT_EQ(run_from(saved / name, {"--eval-only", "--ranks", "2", "--metrics", rest.string()}).exit_code, 0);
+  const double of_best = steps[best]["eval_loss"];
+  EXPECT_NEAR(read_steps(rest)[0]["eval_loss"].get<double>(), of_best, 1e-5 * of_best);
+  EXPECT_EQ(read_steps(rest)[0]["eval_sets"].size(), 2u);
+
+  const Finished both = run_train_gpt(run + Flags{"--valid-tokens", "v.bin"});
+  EXPECT_EQ(both.exit_code, 2);
+  EXPECT_THAT(both.err, HasSubstr("--eval-data: --valid-tokens is what is evaluated"));
+  const Finished alone = run_train_gpt(run + Flags{"--keep-best"});
+  EXPECT_EQ(alone.exit_code, 2);
+  EXPECT_THAT(alone.err, HasSubstr("--keep-best: no checkpoint has an evaluation; give --save FOLDER"));
+}
+
 // The folder that a model came from is unused once there is a checkpoint.
 TEST(PracticeRun, AModelGoesOnWithoutTheFolderThatItCameFrom) {
   const fs::path saved = fresh("saved"), model = fresh("model"), gone = fresh("gone"),

@@ -183,6 +183,14 @@ TEST_F(PlanProgram, PlansTheHeadersOfASafetensorsFile) {
   EXPECT_GT(p.at("newton_schulz_flops"), 0);
 }
 
+TEST_F(PlanProgram, FrozenWeightsHaveNoGradientProducts) {
+  const std::string run = "--preset llama3-8b --world 8 --seq 128 --hardware h100";
+  const double all = plan_of(run).at("flops_per_token"),
+               lora = plan_of(run + " --lora-rank 8").at("flops_per_token");
+  EXPECT_NEAR(lora / all, 4.0 / 6, .01)
+      << "adapters and attention, whose scores have both gradients, are small here";
+}
+
 // 8 sequences on 8 ranks: whole, or each on 4 of them.
 TEST_F(PlanProgram, PlansSequencesOnSeveralRanks) {
   const std::string run = "--preset llama3-8b --world 8 --seq 8192 --hardware h100 --recompute blocks";

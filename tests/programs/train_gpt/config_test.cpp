@@ -33,6 +33,7 @@ TrainConfig other_config() {
   c.packing = true;
   c.token_format = "u32";
   c.valid_tokens = "c.bin";
+  c.eval_data = "web=d.bin:2,code=e.bin:1";
   c.order = "sequential";
   c.seq = 64;
   c.batch = 48;
@@ -126,6 +127,7 @@ TrainConfig other_config() {
   c.save = "checkpoints";
   c.save_every = 10;
   c.keep = 3;
+  c.keep_best = true;
   c.async_save = true;
   c.resume = "old/step_00000010";
   c.resume_parts = "optimizer";
@@ -167,6 +169,8 @@ std::vector<TrainConfig> other_runs() {
   cut.expert_top_k = standard.expert_top_k;
   cut.moe_aux = standard.moe_aux;
   experts.tp = 1;
+  cut.valid_tokens.clear();  // one of the two is evaluated
+  experts.eval_data.clear();
   cut.orthogonalizer = standard.orthogonalizer;  // svd and a fraction of the rows take whole matrices
   cut.muon_fraction = standard.muon_fraction;
   experts.muon_tensor = standard.muon_tensor;
@@ -207,7 +211,7 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
                            name == "async_save" || name == "tf32" || name.starts_with("nccl_") ||
                            name == "mpi_library_order" || name == "allow_new_state" || name == "overwrite" ||
                            name == "eval_only" || name == "sample_only" || name == "from_scratch" ||
-                           name == "strict_weights" || name == "packing";
+                           name == "strict_weights" || name == "packing" || name == "keep_best";
     if (!is_switch)
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
     if (is_switch && value.get<bool>()) flags.push_back(flag);
@@ -231,7 +235,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
   EXPECT_EQ(c, TrainConfig{});
   EXPECT_EQ(c.data, default_data_folder());
   const nlohmann::ordered_json expected = nlohmann::ordered_json::parse(R"({
-    "data": "", "tokens": "", "sft": "", "packing": false, "token_format": "auto", "valid_tokens": "", "order": "auto", "seq": 128, "batch": 16, "grad_accum": 1,
+    "data": "", "tokens": "", "sft": "", "packing": false, "token_format": "auto", "valid_tokens": "", "eval_data": "", "order": "auto", "seq": 128, "batch": 16, "grad_accum": 1,
     "ranks": 1, "replicas": 1, "tp": 1, "sequence_parallel": false, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged", "bucket_size": 40000000,
     "reshard_after_forward": true, "prefetch": 1, "recompute": "none",
     "model": "", "from_scratch": false, "strict_weights": false, "dim": 128, "layers": 4, "heads": 4,
@@ -247,7 +251,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "soap_max_dim": 8192, "soap_beta": 0.95, "soap_eps": 1e-08, "whole_balance": 0.5,
     "device": "cpu", "comm": "local", "bootstrap": "env", "mpi_library_order": false, "nccl_exact_order": false, "nccl_check_calls": false,
     "nccl_register_buffers": false, "nccl_windows": false, "nccl_nvls": false, "tf32": false, "symmetric_products": "auto", "attention": "auto", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
-    "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "save_retry": "10m", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
+    "save": "", "save_every": 0, "keep": 0, "keep_best": false, "save_failure": "warn", "save_retry": "10m", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
     "eval_every": 0, "eval_windows": null, "metrics": "", "log_dir": "", "measure_peak": true, "plan": true, "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32", "export_hf": "", "export_adapter": "",
     "quiet": false, "eval_only": false, "sample_only": false, "sample": 0, "prompt": "", "temperature": 0.7, "top_p": 1.0, "prompt_tokens": "", "tokenizer": ""})");

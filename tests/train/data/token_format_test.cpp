@@ -199,6 +199,25 @@ TEST(TokenList, ColonsBeforeNumbersAreWeights) {
       HasSubstr("--valid-tokens: 'v.bin' has a weight"));
 }
 
+TEST(TokenList, SetsForEvaluationHaveNames) {
+  const auto sets = parse_evaluation_list("web=a.bin:3,my-code_2.0=b=c.bin:.5", "--eval-data");
+  ASSERT_EQ(sets.size(), 2u);
+  EXPECT_EQ(sets[0].name, "web");
+  EXPECT_EQ(sets[0].tokens.path, "a.bin");
+  EXPECT_EQ(sets[0].tokens.weight, 3000000000);
+  EXPECT_EQ(sets[1].name, "my-code_2.0");
+  EXPECT_EQ(sets[1].tokens.path, "b=c.bin") << "the first '=' ends the name";
+  EXPECT_EQ(parse_evaluation_list("a=x,b=y", "--eval-data")[1].tokens.weight, 1);
+  for (const char* bad : {"a.bin", "=a.bin", "a=", "a b=c", "x=a.bin,b.bin"})
+    EXPECT_THAT(message_of<InvalidArgument>([&] { (void)parse_evaluation_list(bad, "--eval-data"); }),
+                AllOf(HasSubstr("--eval-data"), HasSubstr("is not NAME=FILE[:WEIGHT]")))
+        << bad;
+  EXPECT_THAT(message_of<InvalidArgument>([&] { (void)parse_evaluation_list("a=x,a=y", "--eval-data"); }),
+              HasSubstr("two sets have the name 'a'"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { (void)parse_evaluation_list("a=x:1,b=y", "--eval-data"); }),
+              HasSubstr("1 of 2 files have weights"));
+}
+
 TEST(TokenList, NineDecimalsAreAWeightAndMoreAreRefused) {
   const auto list = parse_token_list("a.bin:0.123456789,b.bin:0.876543211", "--tokens");
   ASSERT_EQ(list.size(), 2);

@@ -295,6 +295,34 @@ TEST(TokenWindows, ValidationFilesAreHeldOutAlone) {
       AllOf(HasSubstr("validation data 'valid' has 4 tokens"), HasSubstr("--valid-tokens")));
 }
 
+TEST(TokenWindows, SetsOfEvaluationDataHaveWindowsAndWeightsOfTheirOwn) {
+  std::vector<EvaluationTokens> sets = {{"web", counting_stream(23, "w"), 3},
+                                        {"code", counting_stream(41, "c"), 1}};
+  const TokenWindows windows({{counting_stream(401, "train"), 1}}, sets, {.seq = 4, .vocab = 50000});
+  EXPECT_EQ(windows.train_count(), 100);
+  EXPECT_EQ(windows.held_out_count(), 15);
+  const auto all = windows.evaluation_sets();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].name, "web");
+  EXPECT_EQ(all[0].weight, 0.75);
+  EXPECT_THAT(all[0].windows, ElementsAre(100, 101, 102, 103, 104));
+  EXPECT_EQ(all[1].weight, 0.25);
+  EXPECT_THAT(windows.evaluation_sets(2)[1].windows, ElementsAre(105, 110));
+  EXPECT_THAT(windows.summary(), AllOf(HasSubstr("validation data web, w: 23 tokens, 5 windows of 4"),
+                                       HasSubstr("validation data code, c: 41 tokens")));
+  sets[1].weight = 2;
+  const TokenWindows other({{counting_stream(401, "train"), 1}}, sets, {.seq = 4, .vocab = 50000});
+  EXPECT_NE(other.describe(), windows.describe());
+  EXPECT_NE(other.describe_evaluation(), windows.describe_evaluation());
+  EXPECT_NE(other.copies()[2].digest, windows.copies()[2].digest) << "ranks with other weights are refused";
+  EXPECT_THAT(windows.copies()[1].name, HasSubstr("--eval-data"));
+  sets[0].tokens = counting_stream(4, "short");
+  EXPECT_THAT(message_of<IoError>([&] {
+                TokenWindows({{counting_stream(100), 1}}, sets, {.seq = 4, .vocab = 50000});
+              }),
+              AllOf(HasSubstr("'short' has 4 tokens"), HasSubstr("--eval-data")));
+}
+
 TEST(TokenWindows, TakeMoreThan32BitsOfWindows) {
   const int64_t count = (int64_t{1} << 33) + 5, seq = 1000;
   const TokenWindows windows = windows_over({{count, 1}}, TokenOrder::shuffled, seq);

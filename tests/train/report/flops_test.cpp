@@ -26,6 +26,14 @@ TEST(TrainingFlops, AreSixForAWeightAndAttendToTheTokensBefore) {
             12e12 + 6.0 * ((1 << 20) + 1) * (1 << 24));
 }
 
+TEST(TrainingFlops, OfFrozenWeightsHaveNoGradientsOfTheirOwn) {
+  EXPECT_EQ(training_flops({.weights = 10, .frozen = 4}, 100), 6 * 6 + 4 * 4);
+  // Blocks before the first trained parameter run forward alone.
+  EXPECT_EQ(training_flops({.weights = 10, .frozen = 4, .ahead = 3}, 100), 6 * 6 + 4 * 1 + 2 * 3);
+  EXPECT_EQ(training_flops({.attention_width = 8, .attention_ahead = 8}, 1), 2 * 2 * 8);
+  EXPECT_EQ(training_flops({.window_width = 8, .window = 2, .window_ahead = 4}, 1), 2 * 2 * (4 + 3 * 4));
+}
+
 TEST(GemmCeiling, IsOneNumberForAllRanksAndLeavesPeaksAsTheyWere) {
   for (const CpuKernels kernels : {CpuKernels::cpu, CpuKernels::reference}) {
     std::vector<double> rates;

@@ -58,7 +58,7 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   step.mfu = 0.5;
   step.comm.clear();
   writer.write(step);
-  writer.write_evaluation(7, 0.5);
+  writer.write_evaluation(7, 0.5, {{"web", 0.25}, {"code", std::numeric_limits<double>::quiet_NaN()}});
 
   const auto lines = lines_of(read_bytes(path));
   ASSERT_EQ(lines.size(), 4u);
@@ -73,7 +73,9 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   EXPECT_EQ(json::parse(lines[2])["flops_per_s"], 4e12);
   EXPECT_EQ(json::parse(lines[2])["mfu"], 0.5);
   EXPECT_EQ(json::parse(lines[2])["comm"], json::object());
-  EXPECT_EQ(json::parse(lines[3]).size(), 3u);
+  EXPECT_FALSE(json::parse(lines[2]).contains("eval_sets"));
+  EXPECT_EQ(json::parse(lines[3]).size(), 4u);
+  EXPECT_EQ(json::parse(lines[3])["eval_sets"], json::parse(R"({"web": 0.25, "code": null})"));
   EXPECT_EQ(json::parse(lines[3])["step"], 7);
   EXPECT_EQ(json::parse(lines[3])["eval_loss"], 0.5);
 }

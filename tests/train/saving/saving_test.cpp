@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -44,7 +45,7 @@ struct Saved {
   std::set<std::string> last_failures;
 };
 Saved train(SavingOptions options, FileSystem& files = FileSystem::posix(), int64_t poisoned_after = 0,
-            const SaveRetryOptions& retry_options = {}) {
+            const SaveRetryOptions& retry_options = {}, const std::map<int64_t, double>& evaluations = {}) {
   Saved saved;
   std::mutex mutex;
   options.files = &files;
@@ -71,6 +72,8 @@ Saved train(SavingOptions options, FileSystem& files = FileSystem::posix(), int6
         ops::fill(rank.device->compute(), shard.flat(0, 1), std::numeric_limits<double>::quiet_NaN());
       }
       saving.told(step);
+      if (const auto loss = evaluations.find(step); loss != evaluations.end())
+        saving.evaluated(step, loss->second);
       saving.after_step(step);
     }
     const std::lock_guard lock(mutex);
@@ -108,6 +111,89 @@ TEST(Saving, AFailedSaveIsAWarningAndTheNextOneIsTried) {
       EXPECT_THAT(checkpoints(c.folder.save), ElementsAre("step_00000004", "step_00000003", "step_00000002"));
     }
   }
+}
+
+// Numbers of the checkpoints that are there, and of the one that `best` names.
+struct Kept {
+  std::vector<int64_t> steps;
+  int64_t best;
+};
+Kept kept(const std::string& folder) {
+  Kept k{{}, -1};
+  for (const std::string& name : checkpoints(folder)) k.steps.push_back(step_of_checkpoint_name(name));
+  std::string best = read_bytes(folder + "/best");
+  if (best.ends_with('\n')) best.pop_back();
+  k.best = step_of_checkpoint_name(best);
+  return k;
+}
+
+TEST(Saving, TheBestCheckpointIsKeptBesideTheNewest) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const bool async : {false, true}) {
+    const TemporaryFolder folder;
+    SavingOptions c = small();
+    c.folder.save = folder / "run";
+    c.keep = 1;
+    c.async = async;
+    c.best_of = "d";
+    c.last_step = 7;
+    // The first, a lower, an equal, a higher one, NaN; the last step is saved whatever its loss.
+    const Saved saved =
+        train(c, FileSystem::posix(), 0, {}, {{1, 3}, {2, 2}, {3, 2}, {4, 2.5}, {5, nan}, {7, 4}});
+    EXPECT_THAT(saved.warnings, IsEmpty());
+    EXPECT_EQ(saved.lines.size(), 3u) << "of steps 1, 2 and 7";
+    EXPECT_THAT(kept(c.folder.save).steps, ElementsAre(7, 2));
+    EXPECT_EQ(kept(c.folder.save).best, 2);
+    // A resumed run knows it: an equal loss is not better, a lower one is.
+    c.folder.resume = c.folder.save;
+    c.last_step = 9;
+    train(c, FileSystem::posix(), 0, {}, {{8, 2}});
+    EXPECT_EQ(kept(c.folder.save).best, 2);
+    c.last_step = 12;
+    train(c, FileSystem::posix(), 0, {}, {{10, 1}});
+    EXPECT_THAT(kept(c.folder.save).steps, ElementsAre(12, 10));
+    EXPECT_EQ(kept(c.folder.save).best, 10);
+    // Losses on other data are not compared with these.
+    c.best_of = "others";
+    c.last_step = 14;
+    train(c, FileSystem::posix(), 0, {}, {{13, 5}});
+    EXPECT_THAT(kept(c.folder.save).steps, ElementsAre(14, 13));
+    EXPECT_EQ(kept(c.folder.save).best, 13);
+  }
+}
+
+TEST(Saving, AfterAFailedSaveTheNextLowerLossIsTheBest) {
+  for (const bool async : {false, true}) {
+    const TemporaryFolder folder;
+    SavingOptions c = small();
+    c.folder.save = folder / "run";
+    c.async = async;
+    c.best_of = "d";
+    FaultFileSystem files;
+    files.arm({.error = ENOSPC, .only = FileCall::write, .path = "step_00000002"});
+    // Step 2 has the lowest loss and is not saved; 3 is lower than what is there.
+    const Saved saved = train(c, files, 0, {}, {{1, 3}, {2, 1}, {3, 2}});
+    ASSERT_TRUE(files.struck());
+    EXPECT_THAT(saved.warnings, ElementsAre(AllOf(HasSubstr("step 2: no checkpoint was saved"),
+                                                  HasSubstr("No space left on device"))));
+    EXPECT_THAT(kept(c.folder.save).steps, ElementsAre(4, 3, 1));
+    EXPECT_EQ(kept(c.folder.save).best, 3);
+  }
+}
+
+TEST(Saving, WhereBestCannotBeWrittenNothingIsRemoved) {
+  const TemporaryFolder folder;
+  SavingOptions c = small();
+  c.folder.save = folder / "run";
+  c.keep = 1;
+  c.best_of = "d";
+  FaultFileSystem files;
+  files.arm({.error = ENOSPC, .only = FileCall::create_new, .path = "best", .again = true});
+  const Saved saved = train(c, files, 0, {}, {{1, 3}, {2, 2}});
+  EXPECT_THAT(saved.warnings,
+              Each(AllOf(HasSubstr("'best' may name an earlier one, and no checkpoint was removed"),
+                         HasSubstr("No space left on device"))));
+  EXPECT_THAT(checkpoints(c.folder.save), ElementsAre("step_00000004", "step_00000002", "step_00000001"));
 }
 
 TEST(Saving, AMissingLastCheckpointIsKnownOnEveryRank) {
