@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <type_traits>
