@@ -18,6 +18,47 @@ namespace {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+// A larger tensor is a message of its own.
+constexpr size_t kMessageBytes = size_t{4} << 20;
+
+/// Tensors that travel in one broadcast, as bytes: any dtypes, and the bits of NaN.
+class Message {
+ public:
+  void add(const at::Tensor& tensor, const at::Device& place) {
+    const at::Tensor flat = tensor.detach().to(place).contiguous().reshape({-1});
+    bytes_ += tensor.nbytes();
+    parts_.push_back({tensor, flat, flat.view(at::kByte)});
+  }
+  size_t bytes() const { return bytes_; }
+  /// Gives the tensors the values of rank 0, and drops them.
+  void send(Communicator& world) {
+    if (parts_.empty()) return;
+    std::vector<at::Tensor> all;
+    for (const Part& part : parts_) all.push_back(part.bytes);
+    const at::Tensor packed = all.size() == 1 ? all.front() : at::cat(all);
+    Stream& compute = world.device().compute();
+    world.broadcast(compute, from_torch(packed, world.device()), 0);
+    compute.synchronize();
+    int64_t begin = 0;
+    for (const Part& part : parts_) {
+      const int64_t size = part.bytes.numel();
+      if (all.size() > 1) part.bytes.copy_(packed.slice(0, begin, begin + size));
+      begin += size;
+      if (part.flat.const_data_ptr() != part.tensor.const_data_ptr())
+        part.tensor.detach().copy_(part.flat.view(part.tensor.sizes()));
+    }
+    parts_.clear();
+    bytes_ = 0;
+  }
+
+ private:
+  struct Part {
+    at::Tensor tensor, flat, bytes;  // `flat`: dense, on the ranks' device; `bytes`: the same memory
+  };
+  std::vector<Part> parts_;
+  size_t bytes_ = 0;
+};
+
 void broadcast(const NamedTensors& tensors, const DeviceMesh& mesh) {
   Communicator& world = *mesh.world();
   Stream& compute = world.device().compute();
@@ -31,14 +72,13 @@ void broadcast(const NamedTensors& tensors, const DeviceMesh& mesh) {
       "sherd::torch: values of rank 0: names, shapes or dtypes of parameters and buffers differ between "
       "ranks; make the same modules on every rank");
   const at::NoGradGuard no_grad;
+  Message message;
   for (const auto& [name, t] : tensors) {
     if (t.numel() == 0) continue;
-    const at::Tensor flat = t.detach().to(device_of(world.device())).contiguous().reshape({-1});
-    // As bytes: any dtype, and the bits of NaN.
-    world.broadcast(compute, from_torch(flat.view(at::kByte), world.device()), 0);
-    compute.synchronize();
-    if (flat.const_data_ptr() != t.const_data_ptr()) t.detach().copy_(flat.view(t.sizes()));
+    if (message.bytes() + t.nbytes() > kMessageBytes) message.send(world);
+    message.add(t, device_of(world.device()));
   }
+  message.send(world);
 }
 
 NamedTensors buffers_of(const ::torch::nn::Module& module) {

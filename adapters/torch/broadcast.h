@@ -14,7 +14,8 @@ namespace sherd::torch {
 ///     sherd::torch::broadcast_from_rank_0(*model, mesh);             // rank 0's
 ///     sherd::torch::fully_shard<BlockImpl>(*model, mesh);
 ///
-/// Before fully_shard(). Collective: one broadcast for each tensor, in the order of named_parameters() and named_buffers().
+/// Before fully_shard(). Collective: broadcasts of 4 MiB at most, in which tensors are packed in the order of
+/// named_parameters() and named_buffers(), and one for each larger tensor.
 /// @throws InvalidArgument for a module whose parameters are sharded; RanksDiffer on every rank where names, shapes or
 /// dtypes differ.
 void broadcast_from_rank_0(::torch::nn::Module& module, const DeviceMesh& mesh);

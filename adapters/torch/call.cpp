@@ -120,6 +120,17 @@ class Forward {
   bool again_ = false;  // in the second run of a function, for a backward that was owed
 };
 
+bool is_recomputed(const Attached* attached) {
+  return attached != nullptr && attached->recomputed && at::GradMode::is_enabled();
+}
+
+void refuse_recompute(const ::torch::nn::Module& module) {
+  throw NotSupported(fmt::format(
+      "sherd::torch::recompute_calls() of module '{}': a call of it has a function, an argument or "
+      "a result that cannot be copied, and is to run twice; leave the module out",
+      module.name()));
+}
+
 }  // namespace detail
 
 namespace {
@@ -150,8 +161,7 @@ struct CallScope::Impl {
   const bool cached = at::autocast::is_autocast_cache_enabled();
 };
 
-CallScope::CallScope(::torch::nn::Module& module) {
-  const detail::Attached* attached = detail::attached_to(module);
+CallScope::CallScope(const ::torch::nn::Module& module, const detail::Attached* attached) {
   const bool recorded = at::GradMode::is_enabled();
   if (attached != nullptr && attached->noted && recorded)
     throw InvalidArgument(

@@ -11,15 +11,21 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/torch/recompute.h>
 #include <sherd/torch/tensors.h>
 
 namespace sherd::torch {
+
+namespace detail {
+class Attached;
+}
 
 /// One call of a module that may be wrapped: its unit's weights are there from the constructor to end().
 /// Destroyed without end(), an exception has ended the forward. For call(), which people use.
 class [[nodiscard]] CallScope {
  public:
-  explicit CallScope(::torch::nn::Module& module);
+  /// `attached`: detail::attached_to(module).
+  CallScope(const ::torch::nn::Module& module, const detail::Attached* attached);
   ~CallScope();
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
@@ -50,6 +56,43 @@ std::vector<at::Tensor*> tensors_in(T& value) {
   return found;
 }
 
+/// Null for modules that sherd has not seen (detail/attached.h).
+Attached* attached_to(const ::torch::nn::Module& module);
+/// Whether a call that begins now is computed again in backward (recompute_calls()).
+bool is_recomputed(const Attached* attached);
+/// @throws NotSupported, of a call whose arguments or result cannot be copied.
+[[noreturn]] void refuse_recompute(const ::torch::nn::Module& module);
+
+template <class F, class... Args>
+decltype(auto) call_once(const ::torch::nn::Module& module, const Attached* attached, F&& f, Args&&... args) {
+  using Result = std::invoke_result_t<F, std::add_lvalue_reference_t<Held<Args>>...>;
+  static_assert(complete<std::decay_t<Result>>(),
+                "sherd cannot find the tensors in what this module returns, or in a member of a "
+                "tuple or pair in it: "
+                "specialize sherd::torch::Tensors for that type");
+  CallScope scope(module, attached);
+  std::tuple<Held<Args>...> held(std::forward<Args>(args)...);
+  if (scope.active()) {
+    std::vector<at::Tensor*> inputs;
+    std::apply([&](auto&... each) { (visit_known(each, [&](at::Tensor& t) { inputs.push_back(&t); }), ...); },
+               held);
+    scope.inputs(inputs);
+  }
+  const auto run = [&]() -> decltype(auto) {
+    return std::apply([&](auto&... each) -> decltype(auto) { return std::forward<F>(f)(each...); }, held);
+  };
+  if constexpr (std::is_void_v<Result>) {
+    run();
+    scope.outputs({});
+    scope.end();
+  } else {
+    std::decay_t<Result> result = run();
+    scope.outputs(tensors_in(result));
+    scope.end();
+    return result;
+  }
+}
+
 }  // namespace detail
 
 /// f(args...) as a call of `module`: whatever uses its weights, forward or another function of the program's
@@ -72,35 +115,22 @@ std::vector<at::Tensor*> tensors_in(T& value) {
 /// @throws InvalidArgument when an exception has ended the step (reset_step()), or the root is gone.
 template <class F, class... Args>
 decltype(auto) call(::torch::nn::Module& module, F&& f, Args&&... args) {
-  using Result = std::invoke_result_t<F, std::add_lvalue_reference_t<detail::Held<Args>>...>;
-  static_assert(detail::complete<std::decay_t<Result>>(),
-                "sherd cannot find the tensors in what this module returns, or in a member of a "
-                "tuple or pair in it: "
-                "specialize sherd::torch::Tensors for that type");
-  CallScope scope(module);
-  std::tuple<detail::Held<Args>...> held(std::forward<Args>(args)...);
-  if (scope.active()) {
-    std::vector<at::Tensor*> inputs;
-    std::apply(
-        [&](auto&... each) {
-          (detail::visit_known(each, [&](at::Tensor& t) { inputs.push_back(&t); }), ...);
-        },
-        held);
-    scope.inputs(inputs);
+  using Result = std::decay_t<std::invoke_result_t<F, std::add_lvalue_reference_t<detail::Held<Args>>...>>;
+  const detail::Attached* const attached = detail::attached_to(module);
+  if (detail::is_recomputed(attached)) {
+    constexpr bool runs_twice = Tensors<Result>::known && std::is_copy_constructible_v<std::decay_t<F>> &&
+                                (std::is_copy_constructible_v<std::decay_t<Args>> && ...);
+    if constexpr (runs_twice) {
+      return recompute(
+          [f, attached, &module, alive = module.weak_from_this().lock()](auto&... each) mutable -> Result {
+            return detail::call_once(module, attached, f, each...);
+          },
+          std::forward<Args>(args)...);
+    } else {
+      detail::refuse_recompute(module);
+    }
   }
-  const auto run = [&]() -> decltype(auto) {
-    return std::apply([&](auto&... each) -> decltype(auto) { return std::forward<F>(f)(each...); }, held);
-  };
-  if constexpr (std::is_void_v<Result>) {
-    run();
-    scope.outputs({});
-    scope.end();
-  } else {
-    std::decay_t<Result> result = run();
-    scope.outputs(detail::tensors_in(result));
-    scope.end();
-    return result;
-  }
+  return detail::call_once(module, attached, std::forward<F>(f), std::forward<Args>(args)...);
 }
 
 namespace detail {
@@ -108,7 +138,7 @@ namespace detail {
 /// @throws InvalidArgument of a sharded module, NotSupported of others.
 [[noreturn]] void refuse_clone(const ::torch::nn::Module& module);
 
-/// forward() with the signature that M's has, so that AnyModule and Sequential can take it.
+/// forward() with the signature that M's has, and with fewer arguments where M::forward has defaults.
 template <class M, class Forward>
 class Calling;
 
@@ -126,28 +156,18 @@ class Calling<M, Result (C::*)(Args...)> : public M {
 
  public:
   using M::M;
+  explicit Calling(const M& module) : M(module) {}
   std::decay_t<Result> forward(Args... args) {
     return call(
         *this, [this](auto&... each) -> decltype(auto) { return M::forward(static_cast<Args&&>(each)...); },
         std::forward<Args>(args)...);
   }
-};
-
-template <class M, class Result, class C, class... Args>
-class Calling<M, Result (C::*)(Args...) const> : public Calling<M, Result (C::*)(Args...)> {
- public:
-  using Calling<M, Result (C::*)(Args...)>::Calling;
-};
-
-template <class M, class Result, class C, class... Args>
-class Calling<M, Result (C::*)(Args...) noexcept> : public Calling<M, Result (C::*)(Args...)> {
- public:
-  using Calling<M, Result (C::*)(Args...)>::Calling;
-};
-template <class M, class Result, class C, class... Args>
-class Calling<M, Result (C::*)(Args...) const noexcept> : public Calling<M, Result (C::*)(Args...)> {
- public:
-  using Calling<M, Result (C::*)(Args...)>::Calling;
+  template <class... Few>
+  requires(sizeof...(Few) < sizeof...(Args)) std::decay_t<Result> forward(Few&&... few) {
+    return call(
+        *this, [this](auto&... each) -> decltype(auto) { return M::forward(each...); },
+        std::forward<Few>(few)...);
+  }
 };
 
 /// Of a forward that is overloaded or a template.
@@ -155,6 +175,7 @@ template <class M>
 class Calling<M, void> : public M {
  public:
   using M::M;
+  explicit Calling(const M& module) : M(module) {}
   template <class... Args>
   auto forward(Args&&... args) {
     return call(
@@ -162,14 +183,42 @@ class Calling<M, void> : public M {
   }
 };
 
+/// Calling with one forward(), which AnyModule and Sequential can take.
+template <class M, class Forward>
+class CallingOne : public Calling<M, Forward> {
+ public:
+  using Calling<M, Forward>::Calling;
+};
+
+template <class M, class Result, class C, class... Args>
+class CallingOne<M, Result (C::*)(Args...)> : public Calling<M, Result (C::*)(Args...)> {
+ public:
+  using Calling<M, Result (C::*)(Args...)>::Calling;
+  std::decay_t<Result> forward(Args... args) {
+    return Calling<M, Result (C::*)(Args...)>::forward(std::forward<Args>(args)...);
+  }
+};
+
+/// The type of a forward, without const and noexcept.
+template <class Forward>
+struct SignatureOf;
+template <class Result, class C, class... Args>
+struct SignatureOf<Result (C::*)(Args...)> {
+  using type = Result (C::*)(Args...);
+};
+template <class Result, class C, class... Args>
+struct SignatureOf<Result (C::*)(Args...) const> : SignatureOf<Result (C::*)(Args...)> {};
+template <class Result, class C, class... Args>
+struct SignatureOf<Result (C::*)(Args...) noexcept> : SignatureOf<Result (C::*)(Args...)> {};
+template <class Result, class C, class... Args>
+struct SignatureOf<Result (C::*)(Args...) const noexcept> : SignatureOf<Result (C::*)(Args...)> {};
+
 template <class M, class = void>
 struct ForwardOf {
   using type = void;
 };
 template <class M>
-struct ForwardOf<M, std::void_t<decltype(&M::forward)>> {
-  using type = decltype(&M::forward);
-};
+struct ForwardOf<M, std::void_t<decltype(&M::forward)>> : SignatureOf<decltype(&M::forward)> {};
 
 }  // namespace detail
 
@@ -179,11 +228,12 @@ struct ForwardOf<M, std::void_t<decltype(&M::forward)>> {
 ///     auto model = std::make_shared<sherd::torch::Sharded<Net>>();
 ///     torch::nn::Sequential layers(sherd::torch::Sharded<torch::nn::LinearImpl>(8, 8), torch::nn::ReLU());
 ///
-/// A pointer to M itself knows nothing of this, unless M::forward is virtual.
+/// Made from an M, it shares that module's parameters, buffers and children, and replaces it. A call through a pointer to M
+/// is not intercepted, unless M::forward is virtual.
 template <class M>
-class Sharded : public detail::Calling<M, typename detail::ForwardOf<M>::type> {
+class Sharded : public detail::CallingOne<M, typename detail::ForwardOf<M>::type> {
  public:
-  using detail::Calling<M, typename detail::ForwardOf<M>::type>::Calling;
+  using detail::CallingOne<M, typename detail::ForwardOf<M>::type>::CallingOne;
   /// Always throws: libtorch's clone() would make an M, which its owner would take for a Sharded<M>.
   std::shared_ptr<::torch::nn::Module> clone(
       const std::optional<::torch::Device>& /*device*/ = std::nullopt) const override {
@@ -191,12 +241,17 @@ class Sharded : public detail::Calling<M, typename detail::ForwardOf<M>::type> {
   }
 };
 
-/// What libtorch's ModuleHolder is, for Sharded<M>; its call takes M::forward's default arguments, too.
+/// What libtorch's ModuleHolder is, for Sharded<M>; holder(...) and holder->forward(...) take M::forward's default
+/// arguments, too.
 template <class M>
 class Holder : public ::torch::nn::ModuleHolder<Sharded<M>> {
+  using Calling = detail::Calling<M, typename detail::ForwardOf<M>::type>;
+
  public:
   using ::torch::nn::ModuleHolder<Sharded<M>>::ModuleHolder;
   using Impl = Sharded<M>;
+  Calling* operator->() { return this->get(); }
+  const Calling* operator->() const { return this->get(); }
   template <class... Args>
   auto operator()(Args&&... args) {
     M& module = *this->impl_;

@@ -21,7 +21,9 @@
 #include <sherd/torch/local_shards.h>
 #include <sherd/torch/meta_device.h>
 #include <sherd/torch/optimizer.h>
+#include <sherd/torch/policies.h>
 #include <sherd/torch/recompute.h>
 #include <sherd/torch/sync_batch_norm.h>
+#include <sherd/torch/transformer.h>
 #include <sherd/torch/unsharded.h>
 #include <sherd/torch/update_weights.h>

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <string>
 #include <vector>
 
 #include <sherd/torch/broadcast.h>
@@ -61,6 +62,28 @@ TEST(TorchBroadcast, RanksBeginWithTheValuesOfRankZero) {
     }
     sherd::torch::broadcast_buffers(*model, mesh_of(rank));
     EXPECT_EQ(model->norm->running_var[0].item<float>(), 7);
+  });
+}
+
+TEST(TorchBroadcast, SmallTensorsTravelTogetherAndLargeOnesAlone) {
+  launch(2, [&](RankContext& rank) {
+    const auto value = static_cast<double>(rank.world->rank() + 1);
+    torch::nn::Module model;
+    model.register_buffer("flag", torch::full({3}, value > 1, torch::kBool));  // 3 bytes before 8-byte words
+    model.register_buffer("count", torch::tensor(static_cast<int64_t>(value)));
+    const torch::Tensor strided = torch::full({4, 6}, value).t();
+    model.register_buffer("strided", strided);
+    model.register_buffer("none", torch::empty({0}));
+    model.register_buffer("large", torch::full({(1 << 20) + 1}, value));  // of f32: beyond 4 MiB
+    for (int i = 0; i < 40; ++i)
+      model.register_parameter("w" + std::to_string(i), torch::full({5}, value, torch::kBFloat16));
+    const auto before = rank.world->counts()["broadcast"].calls;
+    sherd::torch::broadcast_from_rank_0(model, mesh_of(rank));
+    EXPECT_EQ(rank.world->counts()["broadcast"].calls - before, 2);
+    for (const auto& p : model.named_parameters()) EXPECT_TRUE(p.value().eq(1).all().item<bool>()) << p.key();
+    for (const auto& b : model.named_buffers())
+      EXPECT_TRUE(b.value().eq(b.key() == "flag" ? 0 : 1).all().item<bool>()) << b.key();
+    EXPECT_TRUE(model.named_buffers()["strided"].is_same(strided));
   });
 }
 

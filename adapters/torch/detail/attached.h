@@ -26,6 +26,7 @@ class Attached final : public ::torch::nn::Module {
   std::optional<Wrap> noted;      // by wrap(), until the root is sharded
   std::shared_ptr<UnitUse> unit;  // of a sharded tree
   std::shared_ptr<Model> model;   // of its root
+  bool recomputed = false;        // by recompute_calls()
 
   void to(::torch::Device device, ::torch::Dtype dtype, bool non_blocking) override;
   void to(::torch::Dtype dtype, bool non_blocking) override;

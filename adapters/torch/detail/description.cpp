@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/rnn.h>
 
 #include <cstddef>
 #include <optional>
@@ -52,6 +54,21 @@ void list(const ::torch::nn::Module& module, const std::string& prefix, std::str
   for (const auto& child : module.named_children())
     if (dynamic_cast<const Attached*>(child.value().get()) == nullptr)
       list(*child.value(), join(prefix, child.key()), tree);
+}
+
+template <class... M>
+bool is_one_of(const ::torch::nn::Module& module) {
+  return ((dynamic_cast<const M*>(&module) != nullptr) || ...);
+}
+
+// Matrices that a module of libtorch's stacks in one parameter, by their names; empty: it is one matrix.
+std::vector<std::string> stacked_in(const ::torch::nn::Module& module, const std::string& name) {
+  namespace nn = ::torch::nn;
+  if (name == "in_proj_weight" && is_one_of<nn::MultiheadAttentionImpl>(module)) return {"q", "k", "v"};
+  if (!name.starts_with("weight_ih") && !name.starts_with("weight_hh")) return {};
+  if (is_one_of<nn::LSTMImpl, nn::LSTMCellImpl>(module)) return {"input", "forget", "cell", "output"};
+  if (is_one_of<nn::GRUImpl, nn::GRUCellImpl>(module)) return {"reset", "update", "new"};
+  return {};
 }
 
 }  // namespace
@@ -114,7 +131,7 @@ Mirror& Description::describe(::torch::nn::Module& module, const std::string& pr
   // be wrapped.
   mirror_of_.try_emplace(&module, &mirror);
   for (const auto& p : module.named_parameters(/*recurse=*/false))
-    describe_parameter(mirror, p.key(), join(prefix, p.key()), p.value());
+    describe_parameter(mirror, p.key(), join(prefix, p.key()), p.value(), stacked_in(module, p.key()));
   for (const auto& b : module.named_buffers(/*recurse=*/false))
     describe_buffer(mirror, b.key(), join(prefix, b.key()), b.value());
   for (const auto& child : module.named_children())
@@ -124,7 +141,7 @@ Mirror& Description::describe(::torch::nn::Module& module, const std::string& pr
 }
 
 void Description::describe_parameter(Mirror& mirror, const std::string& name, const std::string& full,
-                                     const at::Tensor& tensor) {
+                                     const at::Tensor& tensor, const std::vector<std::string>& stacked) {
   if (const auto found = known_.find(tensor.unsafeGetTensorImpl()); found != known_.end()) {
     mirror.tie(name, found->second);
     return;
@@ -157,6 +174,10 @@ void Description::describe_parameter(Mirror& mirror, const std::string& name, co
   }
   Parameter p = mirror.param(name, Shape(tensor.sizes().begin(), tensor.sizes().end()), constant(0));
   if (!tensor.requires_grad()) p.freeze();
+  if (!stacked.empty()) {
+    const auto blocks = static_cast<int64_t>(stacked.size());
+    p.set_row_blocks(stacked_blocks(std::vector<int64_t>(stacked.size(), tensor.size(0) / blocks), stacked));
+  }
   known_.emplace(tensor.unsafeGetTensorImpl(), p);
   parameters_.emplace_back(p, tensor);
 }

@@ -43,7 +43,7 @@ class Description {
  private:
   Mirror& describe(::torch::nn::Module& module, const std::string& prefix);
   void describe_parameter(Mirror& mirror, const std::string& name, const std::string& full,
-                          const at::Tensor& tensor);
+                          const at::Tensor& tensor, const std::vector<std::string>& stacked);
   /// The first described parameter that shares some or all of this one's elements; null without one.
   const Parameter* overlapping(const at::Tensor& tensor) const;
   void describe_buffer(Mirror& mirror, const std::string& name, const std::string& full,
