@@ -2,8 +2,10 @@
 #pragma once
 
 #include <torch/nn/module.h>
+#include <torch/optim.h>
 
 #include <memory>
+#include <vector>
 
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
@@ -40,6 +42,21 @@ class Optimizer : public sherd::Optimizer {
   explicit Optimizer(::torch::nn::Module& root, const OptimizerOptions& options = {});
   /// By a part of it (Routing::part()), beside other optimizers, or by what sherd::route() of root_of(root) returned.
   Optimizer(::torch::nn::Module& root, const Routing& routing, const OptimizerOptions& options);
+};
+
+/// Learning rate for Optimizer::step() that torch::optim's schedulers change:
+///
+///     sherd::torch::ScheduledRate rate(1e-3);
+///     torch::optim::StepLR schedule(rate, /*step_size=*/30, /*gamma=*/0.1);
+///     optimizer.step(rate.now());
+///     schedule.step();
+///
+/// Like all options of torch::optim it is in no checkpoint: after a resume call schedule.step() as often as before.
+class ScheduledRate : public ::torch::optim::SGD {
+ public:
+  explicit ScheduledRate(double lr)
+      : SGD(std::vector<at::Tensor>{at::empty({0})}, ::torch::optim::SGDOptions(lr)) {}
+  double now() const { return param_groups().front().options().get_lr(); }
 };
 
 /// Scales the gradients of a sharded model so that their norm over all ranks is at most `max_norm`:

@@ -7,9 +7,11 @@
 
 #include <sherd/torch/generator.h>
 #include <sherd/torch/local_shards.h>
+#include <sherd/torch/optimizer.h>
 #include <sherd/torch/policies.h>
 #include <sherd/torch/sync_batch_norm.h>
 #include <sherd/torch/transformer.h>
+#include <sherd/torch/unsharded.h>
 
 #include "torch/net.h"
 
@@ -187,6 +189,34 @@ TEST(TorchPolicies, DefaultArgumentsOfForwardStay) {
     EXPECT_TRUE(torch::equal(run([&] { return model->forward(x, 2); }), want));
     EXPECT_TRUE(torch::equal(run([&] { return model->forward(x, 0, true); }), 2 * x));
     EXPECT_TRUE(torch::equal(run([&] { return model(x); }), want));
+  });
+}
+
+TEST(TorchPolicies, SchedulersOfLibtorchSetTheRate) {
+  torch::manual_seed(7);
+  const Net first;
+  launch(2, [&](RankContext& rank) {
+    std::vector<Values> weights;
+    for (const bool scheduled : {false, true}) {
+      Net model;
+      copy_weights(*first, *model);
+      sherd::torch::route(*model, {.optimizer = sherd::Algorithm::muon});
+      sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank));
+      sherd::torch::Optimizer optimizer(*model);
+      sherd::torch::ScheduledRate rate(1e-2);
+      torch::optim::StepLR schedule(rate, 2, 0.5);
+      for (int step = 0; step < 4; ++step) {
+        net_backward(model, step);
+        // libtorch's StepLR counts its calls from 0, and lowers the rate in the third one.
+        optimizer.step(scheduled ? rate.now() : step < 3 ? 1e-2 : 1e-2 * 0.5);
+        schedule.step();
+      }
+      weights.emplace_back();
+      const sherd::torch::Unsharded whole(*model);
+      for (auto& p : model->named_parameters()) weights.back()[p.key()] = p.value().clone();
+    }
+    for (const auto& [name, value] : weights[0])
+      EXPECT_TRUE(torch::equal(weights[1].at(name), value)) << name;
   });
 }
 
