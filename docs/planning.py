@@ -215,7 +215,7 @@ HERE = [(1, SIZES), (1, SIZES + ' --optimizer muon'), (1, SIZES + ' --precision 
         (2, SIZES), (2, SIZES + ' --optimizer muon'), (2, SIZES + ' --strategy zero1'), (2, SIZES + ' --grad-accum 2')]
 
 
-ROUNDS = 4
+ROUNDS = 3
 
 
 def time_here():
