@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # libtorch_gpt against train_gpt: the same weights and data give the same losses and gradient norms to 1e-5 on any number of
-# ranks, and the same weights, byte for byte, under every strategy; a run can be resumed elsewhere. SOAP amplifies rounding: its
-# losses agree to 0.003 (docs/soap.md).
+# ranks, and the same weights, byte for byte, under every strategy; a run can be resumed elsewhere. SOAP divides by
+# eigenvalues that are rounding in early factors (docs/soap.md): with a larger --soap-eps its losses agree to 0.0005.
 # Usage: libtorch_gpt_test.sh BIN_FOLDER DATA_FOLDER
 set -euo pipefail
 bin=$1 data=$2
@@ -28,9 +28,10 @@ same_figures() {
 for optimizer in adamw muon normuon fraction soap; do
   run=("${flags[@]}" --steps 8 --optimizer "$optimizer")
   [ $optimizer != fraction ] || run=("${flags[@]}" --steps 8 --optimizer muon --muon-fraction 0.25)
+  [ $optimizer != soap ] || run+=(--soap-eps 1e-3)
   "$bin/train_gpt" "${run[@]}" --metrics train.$optimizer
   losses=
-  [ $optimizer != soap ] || losses=0.003
+  [ $optimizer != soap ] || losses=0.0005
   for arrangement in 1.zero0 1.zero3 3.zero0 3.zero1 3.zero2 3.zero3 4.zero0 4.zero3; do
     ranks=${arrangement%.*} strategy=${arrangement#*.} name=$optimizer.$arrangement
     "$bin/libtorch_gpt" "${run[@]}" --ranks $ranks --strategy $strategy --metrics metrics.$name --export-weights weights.$name
