@@ -16,7 +16,7 @@ inline constexpr int64_t kLargestSoapSide = 32000;
 struct SoapConstants {
   double beta1 = 0.9, beta2 = 0.95;
   double shampoo_beta = 0.95;  // of the factors
-  double eps = 1e-8;           // least eigenvalue that divides; added to Adam's denominator
+  double eps = 1e-7;           // least eigenvalue that divides; added to Adam's denominator
 };
 
 /// State of one matrix [m, n], all f32, zero at first. Rows of a basis are the eigenvectors, by descending eigenvalue. A
@@ -53,6 +53,8 @@ struct SoapMatrix {
 /// a low rank: a second moment from the first step would be one of other directions, and the update some 1000 times
 /// too large. The published form rotates m from the old basis to the new one. That is linear, so m without rotation is the same.
 /// The diagonal of QR's triangle is positive or zero.
+///
+/// eps bounds how much a direction counts that the first gradients left empty (lam about 0) and later ones fill.
 ///
 /// All is computed in double and rounded to f32 in state and out. A matrix's bits depend on neither its batch nor the number
 /// of threads. A matrix with a non-finite element has out 0, an unchanged state and the status not_finite.

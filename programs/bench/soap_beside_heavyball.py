@@ -3,14 +3,16 @@
 
 Every optimizer updates the matrices of blocks, and AdamW the other parameters. All runs have the same first weights, batches,
 clipping and weight decay. The model in PyTorch is tests/golden/train_gpt_reference.py, with AdamW as a control: it differs from
-sherd's by rounding alone. q, k and v are matrices of their own on both sides. Printed is the loss at every learning rate.
+sherd's by rounding alone. q, k and v are matrices of their own on both sides. Rounding alone changes the loss of one run by
+up to 2 %, so every loss is the mean over several texts. Printed is it at every learning rate.
 
 Needs torch, numpy, safetensors and heavyball (tried: 3.2.1):
-  soap_beside_heavyball.py --build build/release [--text FILE] [--steps 300]
+  soap_beside_heavyball.py --build build/release [--text FILE ...] [--steps 300]
 """
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,13 +42,23 @@ def flags(args):
     return ["--dim", args.dim, "--layers", args.layers, "--heads", args.heads, "--seq", args.seq, "--threads", 1, "--quiet"]
 
 
-def train_sherd(args, folder, optimizer, rate):
+def train_sherd(args, folder, text, optimizer, rate):
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    run([args.build / "bin/train_gpt", *flags(args), "--data", args.text, "--init-weights", folder / "init.safetensors", "--batch",
+    run([args.build / "bin/train_gpt", *flags(args), "--data", text, "--init-weights", folder / "init.safetensors", "--batch",
          args.batch, "--steps", args.steps, "--optimizer", NAMES[optimizer], "--lr", rate, "--weight-decay", args.weight_decay,
          "--eval-every", args.steps, "--eval-windows", 0, "--metrics", metrics, "--measure-peak", "false", "--plan", "false"])
     return json.loads(metrics.read_text().splitlines()[-1])["eval_loss"]
+
+
+def tree_texts(folder):
+    """The headers of three groups of folders, and the pages; at most 350,000 bytes of each."""
+    texts = []
+    for pattern, parts in (("*.h", ["kernels", "fsdp"]), ("*.h", ["nn"]), ("*.h", ["comm", "optim", "checkpoint", "train"]), ("*.md", ["docs"])):
+        files = [p for part in parts for p in sorted((ROOT / part).rglob(pattern))]
+        texts.append(folder / f"text{len(texts)}")
+        texts[-1].write_bytes(b"".join(p.read_bytes() for p in files)[:350000])
+    return texts
 
 
 def heavyball_optimizer(name, matrices, rate, decay):
@@ -58,7 +70,7 @@ def heavyball_optimizer(name, matrices, rate, decay):
                 max_precond_dim=8192, merge_dims=False)
 
 
-def train_torch(args, folder, name, rate):
+def train_torch(args, folder, text, name, rate):
     weights = reference.load_weights(folder / "init.safetensors", args.dim, args.layers, args.seq)
     leaves = {}
     for key, w in weights.items():
@@ -77,7 +89,7 @@ def train_torch(args, folder, name, rate):
                                     lr=rate, betas=(0.9, 0.95), eps=1e-8)]
     if own:
         optimizers.append(heavyball_optimizer(name, matrices, rate, args.weight_decay))
-    windows = reference.Windows(args.text, args.seq)
+    windows = reference.Windows(text, args.seq)
     for step in range(args.steps):
         for w in leaves.values():
             w.grad = None
@@ -92,7 +104,7 @@ def train_torch(args, folder, name, rate):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build/release")
-    parser.add_argument("--text", type=Path, help="file to train on; default: the headers of kernels/ and fsdp/")
+    parser.add_argument("--text", type=Path, nargs="*", help="files to train on; default: four texts of this tree")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
@@ -105,15 +117,14 @@ def main():
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
-        if args.text is None:
-            args.text = folder / "text"
-            args.text.write_bytes(b"".join(p.read_bytes() for part in ("kernels", "fsdp") for p in sorted((ROOT / part).rglob("*.h"))))
+        texts = args.text or tree_texts(folder)
         run([args.build / "bin/train_gpt", *flags(args), "--steps", 0, "--export-weights", folder / "init.safetensors"])
-        print(f"{args.text.stat().st_size} bytes of text, {args.steps} steps of {args.batch} x {args.seq} bytes, nats per byte\n")
+        sizes = ", ".join(str(text.stat().st_size) for text in texts)
+        print(f"texts of {sizes} bytes, {args.steps} steps of {args.batch} x {args.seq} bytes, nats per byte\n")
         print("| optimizer | best rate | held-out loss | loss at each rate |\n|---|---|---|---|", flush=True)
         for name in args.only or [*RATES, *THEIRS]:
             train, rates = (train_torch, RATES[THEIRS[name]]) if name in THEIRS else (train_sherd, RATES[name])
-            losses = [train(args, folder, name, rate) for rate in rates]
+            losses = [statistics.mean(train(args, folder, text, name, rate) for text in texts) for rate in rates]
             best = min(range(len(rates)), key=lambda i: losses[i] if losses[i] == losses[i] else float("inf"))
             print(f"| {name} | {rates[best]:g} | {losses[best]:.4f} | " +
                   ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in zip(rates, losses)) + " |", flush=True)

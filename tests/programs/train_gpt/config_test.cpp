@@ -248,7 +248,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,
     "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_fraction": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
     "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 0, "explain_plan": false,
-    "soap_max_dim": 8192, "soap_beta": 0.95, "soap_eps": 1e-08, "whole_balance": 0.5,
+    "soap_max_dim": 8192, "soap_beta": 0.95, "soap_eps": 1e-07, "whole_balance": 0.5,
     "device": "cpu", "comm": "local", "bootstrap": "env", "mpi_library_order": false, "nccl_exact_order": false, "nccl_check_calls": false,
     "nccl_register_buffers": false, "nccl_windows": false, "nccl_nvls": false, "tf32": false, "symmetric_products": "auto", "attention": "auto", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
     "save": "", "save_every": 0, "keep": 0, "keep_best": false, "save_failure": "warn", "save_retry": "10m", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
