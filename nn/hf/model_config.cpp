@@ -273,6 +273,7 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
     read_experts(c, family, d);
   else
     d.hidden = columns(c, "intermediate_size");
+  if (routes_in_groups(d)) config.mtp_layers = c.integer("num_nextn_predict_layers", 0, 0, kMaxLayers);
   note_dropout(c, "attention_dropout", 0, config.notes);
   if (const double noise = c.number("router_jitter_noise", 0, 0, kHuge); noise > 0)
     config.notes.push_back(fmt::format("\"router_jitter_noise\" is {}: training here is without it", noise));
