@@ -336,7 +336,7 @@ void require_sequence(const ModelConfig& config, int64_t seq) {
   const ModelDescription& d = config.description;
   if (config.window > 0 && seq > config.window)
     refuse("sliding_window", config.window,
-           "attention in windows is not computed, as it would be in sequences");
+           "windows of this family are not computed, and the model has them in sequences");
   if (seq > d.positions)
     refuse(d.family == ModelFamily::gpt2 ? "n_positions" : "max_position_embeddings", d.positions,
            "the model has no positions for sequences");
