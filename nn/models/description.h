@@ -103,7 +103,8 @@ struct ModelDescription {
   std::optional<RopeDescription> window_rope{};
   MixtureDescription mixture{};
   LatentDescription latent{};
-  /// Heads for multi-token prediction, 0 or 1 [num_nextn_predict_layers], of families with routes_in_groups(). See NextTokens.
+  /// Heads for multi-token prediction, 0 or 1 [num_nextn_predict_layers], of families with routes_in_groups().
+  /// Every forward in training then takes NextTokens.
   int64_t mtp_layers = 0;
 
   /// Whether block `layer` has experts.
