@@ -27,11 +27,15 @@ constexpr int64_t kCopied = int64_t{1} << 20;  // bytes of another file at a tim
 // What is written one after the other: a tensor, or an entry of options.like as it is (no parts).
 using Steps = std::vector<OutTensor>;
 
-// The first form, as save_pretrained() writes it.
-Steps plan_new(const StoredForm& form, const std::vector<Wanted>& all, const ExportOptions& options,
-               WeightsPlan& plan) {
+// The first form, as save_pretrained() writes it, and copies that are to be written, too.
+Steps plan_new(const StoredForm& form, const std::set<std::string>& copies, const std::vector<Wanted>& all,
+               const ExportOptions& options, WeightsPlan& plan) {
+  std::map<std::string, StoredTensor> written = form.tensors;
+  for (const std::string& name : copies)
+    if (const auto copy = form.copies.find(name); copy != form.copies.end())
+      written[name] = form.tensors.at(copy->second);
   std::map<size_t, std::vector<OutTensor>> in_model_order;
-  for (auto& [name, stored] : form.tensors) {
+  for (auto& [name, stored] : written) {
     if (stored.parts.empty()) continue;
     const size_t number = stored.parts.front().wanted;
     const Wanted& w = all[number];
@@ -192,7 +196,7 @@ bool export_weights(ModuleBase& root, const std::filesystem::path& path, const S
         plan = plan_of(*like);
       }
     } else {
-      steps = plan_new(possible.front(), all, options, plan);
+      steps = plan_new(possible.front(), forms.written_copies, all, options, plan);
     }
     if (!first) return;
     for (auto& [name, contents] : options.files) plan.others[name] = contents;

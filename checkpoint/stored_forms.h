@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,8 @@ struct StoredForms {
   /// where the other is present (except for a sample, which must be equal), and replace it where it is
   /// absent.
   std::map<std::string, std::string> copies = {};
+  /// Those of `copies` that an export writes which follows no folder; the others it leaves out.
+  std::set<std::string> written_copies = {};
   /// Returns whether files hold the parameter or buffer of this full name; others keep their values, and are not written.
   /// Empty: files hold all of them.
   std::function<bool(std::string_view)> holds = {};

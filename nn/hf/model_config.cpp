@@ -273,6 +273,7 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
     read_experts(c, family, d);
   else
     d.hidden = columns(c, "intermediate_size");
+  if (routes_in_groups(d)) config.mtp_layers = c.integer("num_nextn_predict_layers", 0, 0, kMaxLayers);
   note_dropout(c, "attention_dropout", 0, config.notes);
   if (const double noise = c.number("router_jitter_noise", 0, 0, kHuge); noise > 0)
     config.notes.push_back(fmt::format("\"router_jitter_noise\" is {}: training here is without it", noise));
@@ -335,7 +336,7 @@ void require_sequence(const ModelConfig& config, int64_t seq) {
   const ModelDescription& d = config.description;
   if (config.window > 0 && seq > config.window)
     refuse("sliding_window", config.window,
-           "attention in windows is not computed, as it would be in sequences");
+           "windows of this family are not computed, and the model has them in sequences");
   if (seq > d.positions)
     refuse(d.family == ModelFamily::gpt2 ? "n_positions" : "max_position_embeddings", d.positions,
            "the model has no positions for sequences");

@@ -23,6 +23,9 @@ struct ModelConfig {
   /// Positions that a query of some block sees at most, its own included [sliding_window], in families whose windows are
   /// not computed; 0: all before it. Others: ModelDescription::window.
   int64_t window = 0;
+  /// Heads for multi-token prediction that the folder has [num_nextn_predict_layers]. ModelDescription::mtp_layers, which
+  /// decides whether one is built, is 0 for the caller to set.
+  int64_t mtp_layers = 0;
   /// Settings that training does not follow (dropout, say), a line each, for a program to print once.
   std::vector<std::string> notes;
 };

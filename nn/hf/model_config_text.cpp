@@ -133,7 +133,8 @@ std::string model_config_text(const ModelDescription& d, DType dtype) {
 
   // What a folder of the family cannot say would be lost without a word: it is read back.
   const std::string written = text.dump(2) + "\n";
-  const ModelDescription again = parse_model_config(written, "the configuration to be written").description;
+  const ModelConfig read = parse_model_config(written, "the configuration to be written");
+  const ModelDescription& again = read.description;
   std::vector<std::string> lost;
   const auto compare = [&](const char* what, auto asked, auto said) {
     if (asked != said) lost.push_back(fmt::format("{} {} would be read back as {}", what, asked, said));
@@ -145,6 +146,7 @@ std::string model_config_text(const ModelDescription& d, DType dtype) {
   compare("query_scalar", d.query_scalar > 0 ? d.query_scalar : static_cast<double>(d.head_dim),
           again.query_scalar > 0 ? again.query_scalar : static_cast<double>(again.head_dim));
   compare("window", d.windowed.empty() ? 0 : d.window, again.window);
+  compare("mtp_layers", d.mtp_layers, read.mtp_layers);
   compare("mixture.dense_layers", d.mixture.dense_layers, again.mixture.dense_layers);
   compare("qkv_bias", d.qkv_bias, again.qkv_bias);
   compare("out_bias", d.out_bias, again.out_bias);

@@ -97,6 +97,13 @@ StoredForms stored_forms(const nn::ModelDescription& description) {
     forms.ignored_endings = {"rotary_emb.inv_freq"};
   if (description.tied)
     forms.copies = {{"lm_head.weight", gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight"}};
+  for (int64_t i = 0; i < description.mtp_layers; ++i) {
+    const std::string layer = fmt::format("model.layers.{}.", description.layers + i);
+    forms.copies[layer + "embed_tokens.weight"] = "model.embed_tokens.weight";
+    forms.copies[layer + "shared_head.head.weight"] =
+        description.tied ? "model.embed_tokens.weight" : "lm_head.weight";
+    forms.written_copies.insert({layer + "embed_tokens.weight", layer + "shared_head.head.weight"});
+  }
   return forms;
 }
 

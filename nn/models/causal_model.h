@@ -25,6 +25,17 @@ struct ObjectiveScale {
   float balance;  ///< of balancing losses, which are sums over all rows, learned or not; see LayerBalance
 };
 
+/// Multi-token prediction (DeepSeek-AI, DeepSeek-V3, 2024, arXiv 2412.19437, section 2.2, one depth): the head learns the
+/// token behind the next one. Of row i with token t[i] and h[i], the model's rows behind its last norm, it computes
+///     layer(eh_proj [enorm(embedding(t[i + 1])); hnorm(h[i])])
+/// by a decoder layer of its own, then shared_head.norm and the model's head. Embedding and head are the model's.
+struct NextTokens {
+  Tensor tokens{};    ///< i32 [batch, seq], t[i + 1]; undefined: the head is not computed
+  Tensor targets{};   ///< i32 [batch, seq], t[i + 2]; kIgnoredTarget: loss 0 and no gradient
+  float scale = 0;    ///< of the sum of the head's losses, which is added to the objective
+  Tensor loss_sum{};  ///< f64 [1], to which the sum of the head's losses is added, or undefined
+};
+
 /// What a training program needs of a language model; derived classes are the families'. Parameters have the
 /// names of the family's files on Hugging Face ("model.layers.0.self_attn.q_proj.weight"), but for what
 /// stored_names() lists: stacks of experts, which are one parameter each, parts of matrices that files keep
@@ -38,8 +49,10 @@ class CausalModel : public Module<CausalModel> {
   /// once.
   /// @param starts documents in a row, as AttentionOptions::starts; undefined: each sequence is one. @throws NotSupported
   ///   by models of learned positions, which do not restart.
+  /// @param next for models with ModelDescription::mtp_layers. Its losses are not among those returned. @throws
+  ///   InvalidArgument where it is defined and the model has no such head.
   virtual CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
-                               const Tensor& starts = {}) = 0;
+                               const Tensor& starts = {}, const NextTokens& next = {}) = 0;
   /// The logits [batch * seq, vocab] on every rank, in the dtype that the model computes in, for no backward.
   virtual Tensor forward(const Tensor& tokens) = 0;
 
@@ -50,6 +63,7 @@ class CausalModel : public Module<CausalModel> {
   /// An empty cache for so many positions of this model on this rank. @throws as forward().
   virtual KvCache make_cache(Device& device, int64_t capacity, DType dtype) const;
 
+  /// Blocks, and behind them the layer of a head for multi-token prediction.
   virtual size_t blocks() const = 0;
   virtual ModuleBase& block(size_t i) = 0;
   /// The module of a block's experts on this rank; null in a dense block.

@@ -103,6 +103,9 @@ struct ModelDescription {
   std::optional<RopeDescription> window_rope{};
   MixtureDescription mixture{};
   LatentDescription latent{};
+  /// Heads for multi-token prediction, 0 or 1 [num_nextn_predict_layers], of families with routes_in_groups().
+  /// Every forward in training then takes NextTokens.
+  int64_t mtp_layers = 0;
 
   /// Whether block `layer` has experts.
   bool has_experts(int64_t layer) const { return mixture.experts > 0 && layer >= mixture.dense_layers; }

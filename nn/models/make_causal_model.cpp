@@ -84,6 +84,9 @@ void check_windows(const ModelDescription& m, Problems& p) {
 
 void check_groups(const ModelDescription& m, Problems& p) {
   const MixtureDescription& x = m.mixture;
+  p.unless(m.mtp_layers == 0 || (m.mtp_layers == 1 && routes_in_groups(m)),
+           fmt::format("{} heads for multi-token prediction; {} may have {}", m.mtp_layers,
+                       to_string(m.family), routes_in_groups(m) ? "0 or 1" : "none"));
   if (!routes_in_groups(m)) {
     p.unless(x.dense_layers == 0 && x.shared == 0 && x.groups == 1 && x.scaling == 1 && x.bias_speed == 0,
              fmt::format(
@@ -173,6 +176,8 @@ void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problem
   p.unless(m.mixture.shared * m.mixture.hidden % tp == 0,
            fmt::format("{} tensor-parallel ranks do not divide the shared experts' {} columns", tp,
                        m.mixture.shared * m.mixture.hidden));
+  p.unless(m.mtp_layers == 0 || 2 * m.dim % tp == 0,
+           fmt::format("{} tensor-parallel ranks do not divide the {} columns of eh_proj", tp, 2 * m.dim));
   p.unless(m.mixture.experts <= 0 || divides(o.ep.parts, m.mixture.experts),
            fmt::format("{} parts do not divide {} experts", o.ep.parts, m.mixture.experts));
   p.unless(o.ep.parts == 1 || o.ep.comm, "experts in several parts need a communicator");
@@ -193,6 +198,7 @@ void check_lora(const ModelDescription& m, const LoraOptions& o, Problems& p) {
   p.unless(o.rank >= 0, fmt::format("adapters of rank {} must not be negative", o.rank));
   if (o.rank <= 0) return;
   p.unless(!detail::is_gpt2(m), "gpt2 has no adapters; its weights are [in, out]");
+  p.unless(m.mtp_layers == 0, "adapters beside a head for multi-token prediction, which would be frozen");
   p.unless(o.alpha > 0 && std::isfinite(o.alpha),
            fmt::format("the adapters' alpha {} must be positive", o.alpha));
   try {

@@ -38,7 +38,7 @@ void add_experts(const ModelDescription& m, bool fused, StoredNames& all) {
   const Kind kinds[] = {{"gate_proj", "w1", "gate_up_proj", hidden, m.dim, 2 * hidden, 0},
                         {"up_proj", "w3", "gate_up_proj", hidden, m.dim, 2 * hidden, hidden},
                         {"down_proj", "w2", "down_proj", m.dim, hidden, m.dim, 0}};
-  for (int64_t layer = m.mixture.dense_layers; layer < m.layers; ++layer) {
+  for (int64_t layer = m.mixture.dense_layers; layer < m.layers + m.mtp_layers; ++layer) {
     const std::string ours = fmt::format("model.layers.{}.mlp.", layer);
     const std::string theirs = mixtral ? fmt::format("model.layers.{}.block_sparse_moe.", layer) : ours;
     if (mixtral)

@@ -70,6 +70,12 @@ void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool 
     choose_model_text(c, saved, model_given, line.notes);
     const ModelSource source = model_source(c);
     line.notes.insert(line.notes.end(), source.config.notes.begin(), source.config.notes.end());
+    if (source.config.mtp_layers > 0 && c.mtp_weight == 0)
+      line.notes.push_back(
+          fmt::format("\"num_nextn_predict_layers\" is {}: multi-token prediction is not trained; "
+                      "--mtp-weight X trains it. "
+                      "Its weights, where the folder has them, are kept as they are",
+                      source.config.mtp_layers));
     take_sizes(c, source, balance_given);
     check_model(c, source, problems);
   } catch (const sherd::InvalidArgument& e) {

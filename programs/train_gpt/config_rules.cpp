@@ -139,6 +139,8 @@ void Rules::check_frozen() const {
     return;
   }
   if (c.model.empty()) refuse("--lora-rank {}: the byte model has no adapters; give --model", c.lora_rank);
+  if (c.mtp_weight > 0)
+    refuse("--mtp-weight {}: adapters leave the head as it is; leave it, or --lora-rank, out", c.mtp_weight);
   if (c.lora_alpha == 0) refuse("--lora-alpha 0: must be greater than 0");
   if (c.qk_clip > 0)
     refuse("--qk-clip {}: adapters leave the weights as they are; leave it, or --lora-rank, out", c.qk_clip);
@@ -264,6 +266,10 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
     problems.push_back(
         "--sequence-parallel: rows are split over the ranks of --tp, of which there is one; give --tp N");
   if (c.model.empty()) {
+    if (c.mtp_weight > 0)
+      problems.push_back(
+          fmt::format("--mtp-weight {}: the byte model has no head for multi-token prediction; give --model",
+                      c.mtp_weight));
     if (c.from_scratch) problems.push_back("--from-scratch: the byte model always is; give --model");
     if (!c.export_hf.empty())
       problems.push_back(

@@ -87,9 +87,11 @@ Var Gpt::hidden(const Var& tokens, float loss_scale) {
 }
 
 nn::CrossEntropy Gpt::forward(const Var& tokens, const Tensor& targets, nn::ObjectiveScale scale,
-                              const Tensor& starts) {
+                              const Tensor& starts, const nn::NextTokens& next) {
   if (starts.defined())
     throw sherd::NotSupported("the byte model's learned positions do not restart in a row");
+  if (next.tokens.defined())
+    throw sherd::InvalidArgument("the byte model has no head for multi-token prediction");
   const Var x = hidden(tokens, scale.balance);
   if (tp_.size() == 1) return nn::linear_cross_entropy(x, head_, targets, scale.loss);
   return nn::vocab_parallel_cross_entropy(tp_, nn::linear(tp_.copied(x), head_), targets, scale.loss);

@@ -61,7 +61,7 @@ class Gpt : public sherd::nn::CausalModel {
   std::vector<std::shared_ptr<sherd::LogitMaxima>> logit_maxima() override;
 
   sherd::nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, sherd::nn::ObjectiveScale scale,
-                                  const Tensor& starts) override;
+                                  const Tensor& starts, const sherd::nn::NextTokens& next) override;
   Tensor forward(const Tensor& tokens) override;
 
  private:

@@ -34,6 +34,8 @@ void check_tensor_parallel(const TrainConfig& c, const ModelSource& source,
     undivided.push_back(fmt::format("the {} hidden columns of its MLPs", d.hidden));
   if (const int64_t columns = d.mixture.shared * d.mixture.hidden; columns % c.tp != 0)
     undivided.push_back(fmt::format("the {} columns of its shared experts", columns));
+  if (c.mtp_weight > 0 && 2 * d.dim % c.tp != 0)
+    undivided.push_back(fmt::format("the {} columns of its eh_proj", 2 * d.dim));
   if (!undivided.empty())
     problems.push_back(
         fmt::format("--tp {}: must, of --model {}, divide {}", c.tp, c.model, fmt::join(undivided, " and ")));
@@ -64,6 +66,12 @@ void check_model(const TrainConfig& c, const ModelSource& source, std::vector<st
     problems.push_back(fmt::format(
         "--moe-bias-speed {}: --model {} is of family {}, which has no selection bias; leave it out",
         c.moe_bias_speed, c.model, to_string(source.config.description.family)));
+  if (c.mtp_weight > 0 && source.config.mtp_layers != 1)
+    problems.push_back(
+        fmt::format("--mtp-weight {}: --model {} has {} heads for multi-token prediction "
+                    "(\"num_nextn_predict_layers\" in "
+                    "config.json), and models with one are trained; leave it out",
+                    c.mtp_weight, c.model, source.config.mtp_layers));
   const sherd::nn::ModelDescription& d = source.config.description;
   if (c.qk_clip > 0 && (d.qk_norm || d.family == sherd::nn::ModelFamily::gpt2))
     problems.push_back(

@@ -25,13 +25,6 @@ namespace nn = sherd::nn;
 namespace fs = std::filesystem;
 namespace {
 
-nn::ModelDescription description_of(const TrainConfig& c) {
-  nn::ModelDescription d = model_source(c).config.description;
-  d.mixture.balance = c.moe_aux;
-  d.mixture.bias_speed = c.moe_bias_speed;
-  return d;
-}
-
 GptShape byte_shape(const TrainConfig& c) {
   const MoeShape moe{c.experts, c.expert_top_k, static_cast<float>(c.moe_aux)};
   return {.dim = c.dim,
@@ -91,6 +84,15 @@ fs::path stored_weights(const TrainConfig& c) {
 }
 
 }  // namespace
+
+nn::ModelDescription description_of(const TrainConfig& c) {
+  const ModelSource source = model_source(c);
+  nn::ModelDescription d = source.config.description;
+  d.mixture.balance = c.moe_aux;
+  d.mixture.bias_speed = c.moe_bias_speed;
+  if (c.mtp_weight > 0) d.mtp_layers = source.config.mtp_layers;
+  return d;
+}
 
 bool is_absent_folder(const std::string& model) {
   const std::vector<std::string> names = nn::preset_names();
@@ -169,7 +171,7 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
 
 sherd::TokenWork token_work(const TrainConfig& c) {
   if (c.model.empty()) return token_work(byte_shape(c));
-  const nn::ModelDescription d = model_source(c).config.description;
+  const nn::ModelDescription d = description_of(c);
   const nn::MixtureDescription& m = d.mixture;
   const int64_t matrices = d.family == nn::ModelFamily::gpt2 ? 2 : 3;  // of an MLP
   const nn::LatentDescription& l = d.latent;
@@ -181,11 +183,13 @@ sherd::TokenWork token_work(const TrainConfig& c) {
   const auto windows = static_cast<int64_t>(std::count(d.windowed.begin(), d.windowed.end(), true));
   const int64_t mixtures = m.experts > 0 ? d.layers - m.dense_layers : 0;
   const int64_t mixture = d.dim * (m.experts + matrices * (m.top_k + m.shared) * m.hidden);
-  return {.weights = d.layers * attention + mixtures * mixture +
-                     (d.layers - mixtures) * matrices * d.dim * d.hidden + d.dim * d.vocab,
+  const int64_t mtp = d.mtp_layers;  // each a block with experts, behind eh_proj, and the head once more
+  return {.weights = (d.layers + mtp) * attention + (mixtures + mtp) * mixture +
+                     (d.layers - mixtures) * matrices * d.dim * d.hidden + mtp * 2 * d.dim * d.dim +
+                     (1 + mtp) * d.dim * d.vocab,
           // Of latent attention half of the products with keys and half of those with values.
-          .attention_width =
-              (d.layers - windows) * d.heads * (l.kv_rank > 0 ? (d.head_dim + l.value) / 2 : d.head_dim),
+          .attention_width = (d.layers + mtp - windows) * d.heads *
+                             (l.kv_rank > 0 ? (d.head_dim + l.value) / 2 : d.head_dim),
           .window_width = windows * d.heads * d.head_dim,
           .window = d.window};
 }
@@ -242,8 +246,7 @@ std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainC
   sherd::LoadOptions options{.compare_copies = false};  // compared as model_copies()
   options.allow_unexpected = !c.strict_weights;
   if (c.model.empty()) return import_weights(model, from, options).unexpected;
-  sherd::LoadReport report =
-      import_weights(model, from, sherd::hf::stored_forms(model_source(c).config.description), options);
+  sherd::LoadReport report = import_weights(model, from, sherd::hf::stored_forms(description_of(c)), options);
   report.ignored.insert(report.ignored.end(), report.unexpected.begin(), report.unexpected.end());
   return report.ignored;
 }
@@ -261,7 +264,7 @@ bool export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
         c.export_hf, c.model));
   sherd::ExportOptions options = read_before ? *c.files->exported : export_options(c, source, rank_0);
   if (rank_0) options.existing = existing_export(c);
-  return export_weights(model, c.export_hf, sherd::hf::stored_forms(source.config.description), options);
+  return export_weights(model, c.export_hf, sherd::hf::stored_forms(description_of(c)), options);
 }
 
 }  // namespace train_gpt

@@ -57,6 +57,9 @@ TrainConfig with_model_files(TrainConfig config);
 /// Sets what --model decides: sizes, experts and, unless it was given, the weight of the balancing loss.
 void take_sizes(TrainConfig& config, const ModelSource& source, bool balance_given);
 
+/// The model that build_model() builds of --model: as config.json describes it, with what settings of training decide.
+sherd::nn::ModelDescription description_of(const TrainConfig& config);
+
 /// Tokens that the model knows: bytes without --model.
 int64_t vocabulary(const TrainConfig& config);
 

@@ -39,6 +39,7 @@ void require_described(const SavedModel& saved) {
 nlohmann::json followed(const sherd::hf::ModelConfig& config) {
   auto keys = nlohmann::json::parse(sherd::hf::model_config_text(config.description, sherd::DType::f32));
   keys["sliding_window"] = config.window;
+  if (routes_in_groups(config.description)) keys["num_nextn_predict_layers"] = config.mtp_layers;
   return keys;
 }
 

@@ -96,7 +96,8 @@ PendingStep Trainer::issue_step() {
   const int64_t waits = device.host_syncs(std::this_thread::get_id());
   ShardRuntime& runtime = runtime_of(model_);
   const int64_t micro = config_.batch / (config_.data_ranks() * config_.grad_accum);
-  const Tensor loss_sum = Tensor::empty(device, {1}, DType::f64, "metrics");
+  const bool mtp = config_.mtp_weight > 0;
+  const Tensor loss_sum = Tensor::empty(device, {mtp ? 2 : 1}, DType::f64, "metrics");
   ops::fill(s, loss_sum, 0);
   model_.set_training(true);
   // Gradients are averaged over the data-parallel ranks: the mean over what the step learns on all of them.
@@ -112,10 +113,15 @@ PendingStep Trainer::issue_step() {
     const int64_t first = data_->rank() * micro * config_.grad_accum + m * micro;
     for (int64_t i = 0; i < micro; ++i)
       windows.push_back(windows_->train_window(sequences_ + first + i, seed_));
-    const Batch batch = load(windows);
+    Batch batch = load(windows);
+    if (mtp) {
+      batch.next.scale = scale.loss * static_cast<float>(config_.mtp_weight);
+      batch.next.loss_sum = loss_sum.flat(1, 2);
+    }
     runtime.set_last_microbatch(m + 1 == config_.grad_accum);
-    const nn::CrossEntropy loss = model_(tape_.input(batch.inputs), batch.targets, scale, batch.starts);
-    ops::accumulate_sum(s, loss_sum, loss.losses);
+    const nn::CrossEntropy loss =
+        model_(tape_.input(batch.inputs), batch.targets, scale, batch.starts, batch.next);
+    ops::accumulate_sum(s, loss_sum.flat(0, 1), loss.losses);
     tape_.backward(loss.objective);
   }
   p.stats = clip_grad_norm(model_, config_.grad_clip, {.in_update = true});
@@ -124,7 +130,7 @@ PendingStep Trainer::issue_step() {
   const CommCounts before_loss = rank_.world->counts();
   data_->all_reduce(s, loss_sum);
   const CommCounts of_loss = minus(rank_.world->counts(), before_loss);
-  if (config_.skip_non_finite) skip_unless_finite(model_, loss_sum);
+  if (config_.skip_non_finite) skip_unless_finite(model_, loss_sum.flat(0, 1));
   p.reduced = stamp(s);
   p.result.lr = learning_rate(schedule_of(config_), step_);
   const Tensor skip = config_.skip_non_finite ? runtime.skip() : Tensor();
@@ -155,7 +161,9 @@ StepResult Trainer::collect(PendingStep p) {
   optimizer_->require_sound();
   const auto tokens = static_cast<double>(config_.batch * config_.seq);
   StepResult r = p.result;
-  r.loss = *p.loss.data<double>() / static_cast<double>(p.learned);
+  const double* const losses = p.loss.data<double>();
+  r.loss = losses[0] / static_cast<double>(p.learned);
+  if (p.loss.numel() > 1) r.mtp_loss = losses[1] / static_cast<double>(p.learned);
   collected_sequences_ = p.sequences;
   count_skipped(r, p);
   warn_about_skipped_updates(p, r.skipped);

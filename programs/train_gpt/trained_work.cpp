@@ -37,6 +37,9 @@ bool is_matrix(std::string_view name, const sherd::Parameter& p, bool tied) {
          !name.ends_with("pos.weight") && (tied || !is_table(name));
 }
 
+// The head, which is tied to a table or not, of a parameter that is_matrix().
+bool is_head(std::string_view name) { return name.ends_with("head.weight") || is_table(name); }
+
 // Elements that multiply one token.
 int64_t active_elements(const sherd::Parameter& p, const TrainConfig& c) {
   const int64_t all = sherd::numel_of(p.global_shape());
@@ -48,8 +51,7 @@ int64_t active_elements(const sherd::Parameter& p, const TrainConfig& c) {
 
 sherd::TokenWork trained_work(const TrainConfig& c, nn::CausalModel& model) {
   sherd::TokenWork work = token_work(c);
-  const nn::ModelDescription d =
-      c.model.empty() ? nn::ModelDescription() : model_source(c).config.description;
+  const nn::ModelDescription d = c.model.empty() ? nn::ModelDescription() : description_of(c);
   const auto blocks = static_cast<int64_t>(model.blocks());
   // Gradients of inputs end with the first block that has a trained parameter.
   int64_t first = blocks;
@@ -62,7 +64,8 @@ sherd::TokenWork trained_work(const TrainConfig& c, nn::CausalModel& model) {
     }
   for (const auto& [name, p] : model.named_parameters()) {
     if (!is_matrix(name, p, d.tied)) continue;
-    const int64_t elements = active_elements(p, c);
+    // Multi-token prediction uses the head once more.
+    const int64_t elements = active_elements(p, c) * (is_head(name) ? 1 + d.mtp_layers : 1);
     if (nn::is_adapter(name)) work.weights += elements;
     if (p.trainable()) continue;
     work.frozen += elements;

@@ -14,6 +14,7 @@
 #include <sherd/optim/soap.h>
 
 #include "misfit.h"
+#include "next_rows.h"
 #include "optimizer_config.h"
 #include "run_options.h"
 #include "saved_model.h"
@@ -262,7 +263,12 @@ Trainer::Batch Trainer::load(const std::vector<int64_t>& windows) {
     ops::copy_from_host(rank_.device->compute(), tensor, values.data(), tensor.nbytes());
     return tensor;
   };
-  return {on_device(inputs), on_device(targets), config_.packing ? on_device(starts) : Tensor()};
+  Batch batch{on_device(inputs), on_device(targets), config_.packing ? on_device(starts) : Tensor(), {}};
+  if (config_.mtp_weight > 0) {
+    const NextRows next = next_rows(inputs, targets, starts, t);
+    batch.next = {.tokens = on_device(next.tokens), .targets = on_device(next.targets)};
+  }
+  return batch;
 }
 
 void Trainer::sync_parameters() {

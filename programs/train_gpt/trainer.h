@@ -40,7 +40,7 @@ struct PendingStep {
   Clock::time_point issued;
   std::shared_ptr<Clock::time_point> reduced, updated;  // when the device had the gradients, and the weights
   std::shared_ptr<const sherd::GradientStats> stats;
-  sherd::Tensor loss, words;            // f64 [1]; i64 [4], see reduced_words()
+  sherd::Tensor loss, words;  // f64 [1], with multi-token prediction [2]; i64 [4], see reduced_words()
   std::vector<sherd::Tensor> statuses;  // of Muon's matrices
   sherd::Tensor skipped;                // i64 [1], steps skipped so far
   int64_t sequences = 0;                // of the data that came before it
@@ -149,7 +149,8 @@ class Trainer {
  private:
   struct Batch {
     sherd::Tensor inputs, targets;
-    sherd::Tensor starts;  // of the examples in a row, with --packing
+    sherd::Tensor starts;        // of the examples in a row, with --packing
+    sherd::nn::NextTokens next;  // tokens and targets alone, with --mtp-weight
   };
   Batch load(const std::vector<int64_t>& windows);
   /// Targets that the next step learns, on all ranks and in all microbatches: the same figure on every rank, without a

@@ -201,12 +201,33 @@ def train_frozen(program, models, work):
         compare(f"llama, --freeze, {name}", losses_of(work / "metrics.jsonl"), theirs)
 
 
+def evaluate_sets(program, models, work):
+    sets = {"short": make_examples(199)[:20], "long": make_examples(199)[40:70]}
+    for name, examples in sets.items():
+        write_examples(work / name, examples)
+    model = AutoModelForCausalLM.from_pretrained(models / "qwen3", dtype=torch.float32, attn_implementation="eager").eval()
+    theirs = []
+    for examples in sets.values():
+        tokens, targets, positions, mask = batch_of([[e] for e in examples])
+        with torch.no_grad():
+            logits = model(input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False).logits
+        theirs.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100).item())
+    theirs.append(0.75 * theirs[0] + 0.25 * theirs[1])
+    for packed in (False, True):
+        metrics = work / "evaluation.jsonl"
+        run(program, "--model", models / "qwen3", "--sft", work / "short", "--seq", SEQ, *["--packing"] * packed, "--ranks", 2,
+            "--eval-only", "--eval-data", f"short={work / 'short'}:3,long={work / 'long'}:1", "--metrics", metrics)
+        ours = json.loads(metrics.read_text().splitlines()[-1])
+        compare(f"qwen3, --eval-data, packing {'on' if packed else 'off'}", [*ours["eval_sets"].values(), ours["eval_loss"]], theirs)
+
+
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
     program, models, work = sys.argv[1], Path(sys.argv[2]), Path(tempfile.mkdtemp())
     train_models(program, models, work)
     train_frozen(program, models, work)
+    evaluate_sets(program, models, work)
     try:
         import peft
     except ImportError:

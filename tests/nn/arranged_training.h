@@ -16,6 +16,7 @@ namespace sherd::test {
 
 struct Outcome {
   std::vector<float> losses, norms;
+  std::vector<float> next_losses;  // of multi-token prediction, by step
   std::vector<int64_t> zeros;
   std::map<std::string, std::vector<float>> weights;  // whole
   std::vector<float> logits;                          // rank 0's
@@ -26,6 +27,7 @@ using Look = std::function<void(RankContext&, ArrangedModel&, int rank)>;
 struct TrainingPlan {
   int64_t batch = 4, seq = 9;  // of all data-parallel ranks together
   int64_t steps = 3;
+  float next_weight = 0;  // of the loss of multi-token prediction
   /// On every rank: before the model is sharded, and behind the last step.
   std::function<void(nn::CausalModel&)> prepare{};
   Look look{};
@@ -71,14 +73,28 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
     arranged.shard();
     Optimizer optimizer(model, routing, {.weight_decay = 0.1});
     nn::Tape tape;
-    std::vector<float> losses, norms;
+    std::vector<float> losses, norms, next_losses;
     std::vector<int64_t> zeros;
     const int64_t rows = plan.batch / a.data_ranks(), first = arranged.data_rank * rows;
     const Shape shape{rows, plan.seq};
     for (int64_t step = 0; step < plan.steps; ++step) {
+      const float scale = 1.0f / static_cast<float>(numel_of(shape));
+      nn::NextTokens next;
+      if (plan.next_weight > 0) {
+        next = {.tokens = tokens(*rank.device, m, shape, first, step + 1),
+                .targets = tokens(*rank.device, m, shape, first, step + 2),
+                .scale = plan.next_weight * scale,
+                .loss_sum = Tensor::empty(*rank.device, {1}, DType::f64, "loss")};
+        ops::fill(rank.device->compute(), next.loss_sum, 0);
+      }
       const nn::CrossEntropy loss =
           model(tape.input(tokens(*rank.device, m, shape, first, step)),
-                tokens(*rank.device, m, shape, first, step + 1), 1.0f / static_cast<float>(numel_of(shape)));
+                tokens(*rank.device, m, shape, first, step + 1), scale, Tensor(), next);
+      if (plan.next_weight > 0) {
+        double sum = 0;
+        ops::copy_to_host(rank.device->compute(), &sum, next.loss_sum);
+        next_losses.push_back(static_cast<float>(mean_over_ranks(model, sum * double{scale})));
+      }
       losses.push_back(static_cast<float>(read_loss(model, loss.losses)));
       tape.backward(loss.objective);
       const GradientStats stats = read_stats(model, clip_grad_norm(model, 0.5));
@@ -100,7 +116,9 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
       for (const GlobalRun& run : p.global_runs(p.shard_range()))
         for (int64_t i = 0; i < run.count; ++i) whole[static_cast<size_t>(run.global.value + i)] = mine[at++];
     }
-    if (all.losses.empty()) all.losses = losses, all.norms = norms, all.zeros = zeros;
+    if (all.losses.empty())
+      all.losses = losses, all.norms = norms, all.zeros = zeros, all.next_losses = next_losses;
+    EXPECT_EQ(next_losses, all.next_losses) << "ranks differ";
     if (rank.world->rank() == 0) all.logits = logits;
     EXPECT_EQ(losses, all.losses) << "ranks differ";
     EXPECT_EQ(norms, all.norms) << "ranks differ";
@@ -119,6 +137,7 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
 
 inline void expect_same_bits(const Outcome& got, const Outcome& want, const char* what) {
   EXPECT_EQ(got.losses, want.losses) << what;
+  EXPECT_EQ(got.next_losses, want.next_losses) << what;
   EXPECT_EQ(got.norms, want.norms) << what;
   EXPECT_EQ(got.logits, want.logits) << what;
   EXPECT_EQ(got.weights, want.weights) << what;
@@ -127,6 +146,9 @@ inline void expect_same_bits(const Outcome& got, const Outcome& want, const char
 /// AdamW passes on rounding; see models_test.cpp.
 inline void expect_near(const Outcome& got, const Outcome& want, const char* what) {
   EXPECT_LT(distance(got.losses, want.losses), 1e-5) << what;
+  if (!want.next_losses.empty()) {
+    EXPECT_LT(distance(got.next_losses, want.next_losses), 1e-5) << what;
+  }
   EXPECT_LT(distance(got.norms, want.norms), 1e-4) << what;
   EXPECT_EQ(got.zeros, want.zeros) << what;
   EXPECT_LT(distance(got.logits, want.logits), 2e-4) << what;

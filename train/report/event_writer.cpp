@@ -76,6 +76,7 @@ void EventWriter::write(const StepResult& s) {
                                  {"step_ms", s.step_ms},
                                  {"optim_ms", s.optim_ms},
                                  {"peak_bytes", static_cast<double>(s.peak_bytes)}};
+  if (s.mtp_loss) scalars.emplace_back("mtp_loss", *s.mtp_loss);
   if (s.flops_per_s) scalars.emplace_back("flops_per_s", *s.flops_per_s);
   if (s.mfu) scalars.emplace_back("mfu", *s.mfu);
   if (s.eval_ms) scalars.emplace_back("eval_ms", *s.eval_ms);

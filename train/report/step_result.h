@@ -17,8 +17,9 @@ using SetLosses = std::vector<std::pair<std::string, double>>;
 /// The same on every rank unless said otherwise. The program's training loop fills it; metrics and progress
 /// show it.
 struct StepResult {
-  int64_t step = 0;  // from 1
-  double loss = 0;   // mean over all tokens of the step
+  int64_t step = 0;                  // from 1
+  double loss = 0;                   // mean over all tokens of the step
+  std::optional<double> mtp_loss{};  // of multi-token prediction, if trained: its losses over the same tokens
   std::optional<double> eval_loss;
   SetLosses eval_sets{};  // that eval_loss is the weighted mean of; empty without named sets
   float grad_norm = 0;

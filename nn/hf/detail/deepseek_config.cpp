@@ -101,11 +101,6 @@ void read_groups(ConfigObject& c, const GroupDefaults& otherwise, ModelDescripti
   if (c.integer("moe_layer_freq", 1, 1, kMaxSize) != 1)
     c.refuse("moe_layer_freq",
              "only experts in every block behind the dense ones are computed; train a model with 1");
-  if (const int64_t heads = c.integer("num_nextn_predict_layers", 0, 0, kMaxLayers); heads > 0)
-    notes.push_back(fmt::format(
-        "\"num_nextn_predict_layers\" is {}: multi-token prediction is not trained; its weights, where the "
-        "folder has them, are kept as they are",
-        heads));
   if (const double weight = c.number("aux_loss_alpha", 0, 0, kHuge); weight > 0)
     notes.push_back(
         fmt::format("\"aux_loss_alpha\" is {}: transformers trains without this loss; --moe-aux {} adds it",
@@ -133,7 +128,7 @@ void add_groups(const ModelDescription& d, nlohmann::json& text) {
   text["topk_group"] = m.top_groups;
   text["norm_topk_prob"] = m.normalise;
   text["routed_scaling_factor"] = m.scaling;
-  text["num_nextn_predict_layers"] = 0;
+  text["num_nextn_predict_layers"] = d.mtp_layers;
   text["moe_layer_freq"] = 1;
   text["scoring_func"] = "sigmoid";
   text["topk_method"] = "noaux_tc";

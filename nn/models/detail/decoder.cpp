@@ -6,10 +6,12 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/reduce/reduce.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/embedding.h>
 #include <sherd/nn/models/detail/family_names.h>
 #include <sherd/nn/rows.h>
+#include <sherd/nn/shapes.h>
 
 namespace sherd::nn::detail {
 
@@ -37,6 +39,12 @@ DecoderLayer::DecoderLayer(const Context& context, const ExpertParallel& ep,
     mlp_ = std::make_unique<Mlp>(layer.below(names.mlp), context.model.hidden);
     child(names.mlp, *mlp_);
   }
+  if (number < context.model.layers) return;
+  enorm_ = norm("enorm");
+  hnorm_ = norm("hnorm");
+  const int64_t dim = context.model.dim;
+  eh_proj_ = context.tp.cut(param("eh_proj.weight", {dim, context.tp.share(2 * dim)}, context.values()), 1);
+  shared_head_norm_ = norm("shared_head.norm");
 }
 
 Norm DecoderLayer::norm(const char* name) {
@@ -58,6 +66,16 @@ Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch,
                           : (*attention_)(rows, x, in, batch, starts, cache);
   return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), balance)
                   : (*mlp_)(rows, mid, norm2_(mid, rows));
+}
+
+Var DecoderLayer::forward(const Var& next, const Var& x, const SequenceRows& rows, int64_t batch,
+                          const LayerBalance& balance, const Tensor& starts) {
+  const TensorParallel& tp = context_.tp;
+  const Var both = rows.enter(concat({enorm_(next, rows), hnorm_(x, rows)}, 1));
+  const int64_t columns = tp.share(both.size(1)), first = tp.rank() * columns;
+  const Var mine = tp.size() == 1 ? both : slice(both, 1, first, first + columns);
+  const Var in = add_row_parallel(context_, rows, Var(), mine, eh_proj_, {}, {});
+  return shared_head_norm_(forward(in, rows, batch, balance, starts), rows);
 }
 
 namespace {
@@ -102,6 +120,7 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
   const auto in_windows = m.window_rope ? std::make_shared<RopeTable>(m, *m.window_rope) : rope;
   for (int64_t i = 0; i < m.layers; ++i)
     layers_.emplace_back(context_, o.ep, m.has_window(i) ? in_windows : rope, i);
+  for (int64_t i = 0; i < m.mtp_layers; ++i) layers_.emplace_back(context_, o.ep, rope, m.layers + i);
   norm_ = context_.norm(param(weight(names.norm), {m.dim}, context_.norm_values()));
   if (is_gpt2(m)) norm_.bias = param(std::string(names.norm) + ".bias", {m.dim}, constant(0));
   head_ = m.tied ? tie(weight(names.head), table_)
@@ -139,10 +158,10 @@ Var Decoder::hidden(const Var& tokens, float balance_scale, const Tensor& starts
     throw NotSupported("causal model: learned positions do not restart for each document in a row");
   int64_t first = 0;
   if (cache != nullptr) {
-    if (cache->layers() != static_cast<int64_t>(layers_.size()))
+    if (cache->layers() != context_.model.layers)
       throw InvalidArgument(
           fmt::format("causal model: a cache of {} layers for a model of {}; make it with make_cache()",
-                      cache->layers(), layers_.size()));
+                      cache->layers(), context_.model.layers));
     first = cache->length();
     cache->truncate(first);  // a forward that an exception ended has left rows in some layers
   }
@@ -154,8 +173,9 @@ Var Decoder::hidden(const Var& tokens, float balance_scale, const Tensor& starts
   const SequenceRows rows = rows_of(tokens.value(), cache);
   Var x = embedded(tokens, first, rows);
   if (is_gemma(context_.model)) x = nn::scale(x, embedding_scale(context_.model, x.value().dtype()));
-  const auto loads = std::make_shared<LayerLoads>(static_cast<int>(layers_.size()));
-  for (size_t i = 0; i < layers_.size(); ++i)
+  const auto layers = static_cast<size_t>(context_.model.layers);
+  const auto loads = std::make_shared<LayerLoads>(static_cast<int>(layers));
+  for (size_t i = 0; i < layers; ++i)
     x = layers_[i](x, rows, tokens.size(0), balance_of(static_cast<int>(i), balance_scale, loads, tokens),
                    starts, cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
   return norm_(x, rows);
@@ -170,7 +190,7 @@ LayerBalance Decoder::balance_of(int layer, float loss_scale, const std::shared_
   if (!trains || m.bias_speed == 0 || !context_.model.has_experts(layer)) return balance;
   if (!step_load_.defined()) {
     step_load_ =
-        Tensor::empty(tokens.device(), {context_.model.layers, m.experts}, DType::i32, "selection_bias");
+        Tensor::empty(tokens.device(), {std::ssize(layers_), m.experts}, DType::i32, "selection_bias");
     ops::fill(tokens.stream(), step_load_, 0);
   }
   balance.step_load = step_load_.rows(layer, layer + 1).view({m.experts});
@@ -189,10 +209,35 @@ void Decoder::update_selection_bias(const Tensor& skip) {
                                  static_cast<float>(context_.model.mixture.bias_speed), skip);
 }
 
+CrossEntropy Decoder::loss_of(const Var& x, const Tensor& targets, float scale) const {
+  return vocab_parallel_linear_cross_entropy(vocabulary_, x, head_, targets, scale, logits_chunk_,
+                                             sequence_parallel_);
+}
+
 CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
-                              const Tensor& starts) {
-  return vocab_parallel_linear_cross_entropy(vocabulary_, hidden(tokens, scale.balance, starts), head_,
-                                             targets, scale.loss, logits_chunk_, sequence_parallel_);
+                              const Tensor& starts, const NextTokens& next) {
+  const Var x = hidden(tokens, scale.balance, starts);
+  const CrossEntropy loss = loss_of(x, targets, scale.loss);
+  if (!next.tokens.defined()) return loss;
+  return {loss.objective + next_objective(x, tokens, next, scale.balance, starts), loss.losses};
+}
+
+Var Decoder::next_objective(const Var& x, const Var& tokens, const NextTokens& next, float balance_scale,
+                            const Tensor& starts) {
+  if (context_.model.mtp_layers == 0)
+    throw InvalidArgument(
+        "causal model: it has no head for multi-token prediction; set ModelDescription::mtp_layers, or give "
+        "no next tokens");
+  const auto layer = static_cast<int>(context_.model.layers);
+  const SequenceRows rows = rows_of(tokens.value());
+  const Var ids = tokens.tape() != nullptr ? tokens.tape()->input(next.tokens) : Var(next.tokens);
+  const LayerBalance balance =
+      balance_of(layer, balance_scale, std::make_shared<LayerLoads>(layer + 1), tokens);
+  const Var y = layers_.back()(vocab_parallel_embedding(vocabulary_, ids, table_, {}, rows.split), x, rows,
+                               tokens.size(0), balance, starts);
+  const CrossEntropy loss = loss_of(y, next.targets, next.scale);
+  if (next.loss_sum.defined()) ops::accumulate_sum(tokens.stream(), next.loss_sum, loss.losses);
+  return loss.objective;
 }
 
 std::vector<std::shared_ptr<LogitMaxima>> Decoder::logit_maxima() {

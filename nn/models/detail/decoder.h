@@ -24,6 +24,10 @@ class DecoderLayer : public Module<DecoderLayer> {
   /// @param cache of this layer, for generation; null: sequences from their beginning.
   Var forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
               const Tensor& starts = {}, KvCache::Layer* cache = nullptr);
+  /// Of the layer for multi-token prediction: its part of NextTokens' formula, shared_head.norm included.
+  /// @param next embeddings of the next tokens; as x in everything else
+  Var forward(const Var& next, const Var& x, const SequenceRows& rows, int64_t batch,
+              const LayerBalance& balance, const Tensor& starts);
   /// That attention sees on this rank, and their width.
   int64_t cached_heads() const { return latent_ ? latent_->cached_heads() : attention_->cached_heads(); }
   int64_t cached_width() const { return latent_ ? latent_->cached_width() : attention_->cached_width(); }
@@ -41,6 +45,8 @@ class DecoderLayer : public Module<DecoderLayer> {
 
   Context context_;
   Norm norm1_, norm1_behind_, norm2_, norm2_behind_;
+  Norm enorm_, hnorm_, shared_head_norm_;     // of the layer for multi-token prediction alone, as eh_proj_
+  Parameter eh_proj_;                         // [dim, 2 dim], cut along its inputs
   std::unique_ptr<SelfAttention> attention_;  // or
   std::unique_ptr<LatentSelfAttention> latent_;
   std::unique_ptr<Mlp> mlp_;
@@ -50,8 +56,8 @@ class DecoderLayer : public Module<DecoderLayer> {
 class Decoder : public CausalModel {
  public:
   Decoder(const ModelDescription& description, const CausalModelOptions& options);
-  CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
-                       const Tensor& starts) override;
+  CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale, const Tensor& starts,
+                       const NextTokens& next) override;
   Tensor forward(const Tensor& tokens) override;
   Tensor forward(const Tensor& tokens, KvCache* cache) override;
   KvCache make_cache(Device& device, int64_t capacity, DType dtype) const override;
@@ -67,6 +73,11 @@ class Decoder : public CausalModel {
   /// How rows lie in a forward of these tokens; with a cache they are whole on every rank.
   SequenceRows rows_of(const Tensor& tokens, const KvCache* cache = nullptr) const;
   Var hidden(const Var& tokens, float balance_scale, const Tensor& starts = {}, KvCache* cache = nullptr);
+  /// The summand of multi-token prediction in the objective. @param x what hidden() returned for `tokens`
+  Var next_objective(const Var& x, const Var& tokens, const NextTokens& next, float balance_scale,
+                     const Tensor& starts);
+  /// @param x rows behind the last norm
+  CrossEntropy loss_of(const Var& x, const Tensor& targets, float scale) const;
   /// What a forward of so many sequences tells its mixtures.
   LayerBalance balance_of(int layer, float loss_scale, const std::shared_ptr<LayerLoads>& loads,
                           const Var& tokens);
@@ -79,7 +90,7 @@ class Decoder : public CausalModel {
   bool sequence_parallel_;
   VocabularyCut vocabulary_;
   Parameter table_, positions_;
-  ModuleList<DecoderLayer> layers_;
+  ModuleList<DecoderLayer> layers_;  // model.layers, then the one for multi-token prediction
   Norm norm_;
   Parameter head_;
 };

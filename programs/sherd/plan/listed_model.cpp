@@ -121,7 +121,8 @@ class ListedCausalModel final : public nn::CausalModel {
     child("last", last_);
   }
 
-  nn::CrossEntropy forward(const Var& tokens, const Tensor&, nn::ObjectiveScale, const Tensor&) override {
+  nn::CrossEntropy forward(const Var& tokens, const Tensor&, nn::ObjectiveScale, const Tensor&,
+                           const nn::NextTokens&) override {
     const Tensor ids = tokens.value();
     const int64_t rows = ids.numel();
     Var x = first_(tokens, rows);

@@ -152,8 +152,17 @@ TEST(GlmConfig, HasTheMixtureAndAPartOfEachHeadRotated) {
 
 TEST(DeepseekConfig, WhatTrainingDoesNotFollowIsNoted) {
   EXPECT_THAT(parsed_deepseek({}).notes, IsEmpty());
-  EXPECT_THAT(parsed_deepseek({{"num_nextn_predict_layers", 1}, {"aux_loss_alpha", 0.001}}).notes,
-              ElementsAre(HasSubstr("multi-token prediction is not trained"), HasSubstr("--moe-aux 0.001")));
+  EXPECT_THAT(parsed_deepseek({{"aux_loss_alpha", 0.001}}).notes, ElementsAre(HasSubstr("--moe-aux 0.001")));
+}
+
+TEST(DeepseekConfig, AHeadForMultiTokenPredictionIsBuiltWhereTheCallerWantsIt) {
+  const ModelConfig config = parsed_deepseek({{"num_nextn_predict_layers", 1}});
+  EXPECT_EQ(config.mtp_layers, 1);
+  EXPECT_EQ(config.description.mtp_layers, 0);
+  EXPECT_EQ(parsed_deepseek({}).mtp_layers, 0);
+  ModelDescription d = config.description;
+  d.mtp_layers = 1;
+  EXPECT_EQ(parse_model_config(model_config_text(d, DType::f32), "written").mtp_layers, 1);
 }
 
 TEST(DeepseekConfig, WhatIsWrittenIsReadBack) {

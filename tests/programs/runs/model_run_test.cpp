@@ -174,6 +174,79 @@ fs::path copy_of(const std::string& family, const nlohmann::json& settings, bool
   return copy;
 }
 
+// Its head for multi-token prediction, and all else, has random values.
+fs::path folder_with_head() {
+  const fs::path in = copy_of("deepseek_v3", {{"num_nextn_predict_layers", 1}}, false), out = scratch("head");
+  fs::remove_all(out);
+  const Finished run = run_train_gpt({"--model", in.string(), "--from-scratch", "--steps", "0", "--ranks",
+                                      "2", "--mtp-weight", "0.3", "--export-hf", out.string(), "--quiet"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  return out;
+}
+
+TEST(ModelMultiToken, StrategiesAgreeInBitsAndRunsGoOnElsewhere) {
+  const Flags base = {"--model", folder_with_head().string(), "--mtp-weight", "0.3", "--ranks", "4"};
+  for (const std::string optimizer : {"adamw", "muon"}) {
+    const Flags common = base + Flags{"--optimizer", optimizer};
+    const Outcome want = train("deepseek_v3", common + Flags{"--strategy", "zero0"});
+    for (const Flags& other : {Flags{"--strategy", "zero3", "--eval-every", "1"},
+                               Flags{"--strategy", "zero3", "--recompute", "blocks", "--prefetch", "0"},
+                               Flags{"--strategy", "zero2", "--layout", "whole_param"},
+                               Flags{"--strategy", "zero1", "--replicas", "2", "--outer", "optim"}})
+      EXPECT_TRUE(train("deepseek_v3", common + other) == want) << show(other);
+    const fs::path saved = scratch("checkpoints");
+    fs::remove_all(saved);
+    train("deepseek_v3", common + Flags{"--stop-at", "3", "--save", saved.string()});
+    const Outcome rest =
+        train("deepseek_v3", {"--model", scratch("head").string(), "--ranks", "4", "--resume", saved.string(),
+                              "--strategy", "zero2", "--layout", "whole_param"});
+    EXPECT_EQ(rest.weights, want.weights) << "the weight is inherited";
+  }
+}
+
+TEST(ModelMultiToken, FoldersComeBackByteForByteAndTheHeadIsOfNoEffectElsewhere) {
+  const fs::path folder = scratch("head"), out = scratch("out");
+  folder_with_head();
+  for (const char* name : {"eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm",
+                           "shared_head.head", "self_attn.kv_b_proj", "mlp.experts.11.down_proj"})
+    EXPECT_THAT(read_file(folder / "model.safetensors"),
+                HasSubstr(std::string("\"model.layers.3.") + name + ".weight\""));
+  const Flags with = {"--mtp-weight", "0.3"};
+  for (const Flags& weight : {Flags{}, with}) {
+    fs::remove_all(out);
+    const Finished run = run_train_gpt(weight + Flags{"--model", folder.string(), "--steps", "0", "--ranks",
+                                                      "2", "--quiet", "--export-hf", out.string()});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    for (const char* file : {"config.json", "model.safetensors"})
+      EXPECT_EQ(read_file(out / file), read_file(folder / file)) << show(weight) << file;
+    EXPECT_EQ(run.err.find("--mtp-weight X trains it") != run.err.npos, weight.empty()) << run.err;
+  }
+  const Flags of = {"--model", folder.string(), "--quiet"};
+  for (const Flags& flags :
+       {Flags{"--eval-only", "--tokens", token_file(), "--token-format", "u16", "--seq", "16"},
+        Flags{"--sample-only", "--sample", "12", "--prompt-tokens", "5,6,7", "--temperature", "0"}}) {
+    const Finished run = run_train_gpt(of + flags + with);
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_EQ(run.out, run_train_gpt(of + flags).out) << show(flags);
+  }
+}
+
+TEST(ModelMultiToken, IsRefusedForFoldersWithoutAHead) {
+  const Flags with = {"--mtp-weight", "0.3"};
+  const Finished none = run_train_gpt(model("deepseek_v3") + with);
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("has 0 heads for multi-token prediction"));
+  // transformers drops the head's weights and keeps the key.
+  const fs::path folder = copy_of("deepseek_v3", {{"num_nextn_predict_layers", 1}}, true);
+  const Finished lost = run_train_gpt(model("deepseek_v3") + Flags{"--model", folder.string()} + with);
+  EXPECT_EQ(lost.exit_code, 1);
+  EXPECT_THAT(lost.err, HasSubstr("model.layers.3.eh_proj.weight"));
+  const Finished adapters =
+      run_train_gpt(model("deepseek_v3") + Flags{"--model", folder.string(), "--lora-rank", "2"} + with);
+  EXPECT_EQ(adapters.exit_code, 2);
+  EXPECT_THAT(adapters.err, HasSubstr("--mtp-weight 0.3: adapters leave the head as it is"));
+}
+
 // A window is what a query sees: text is made as by a model that knows no more positions.
 TEST(ModelFolders, TextStaysInsideTheSlidingWindow) {
   const auto text = [](const nlohmann::json& settings) {

@@ -133,6 +133,7 @@ TEST(Config, ExpertsFitTheRanks) {
               HasSubstr("--tp 2: blocks with --experts"));
   EXPECT_THAT(refusal({"--experts", "4", "--moe-bias-speed", "0.001"}),
               HasSubstr("--moe-bias-speed 0.001: the experts of --experts have no selection bias"));
+  EXPECT_THAT(refusal({"--mtp-weight", "0.3"}), HasSubstr("the byte model has no head for multi-token"));
   EXPECT_EQ(parse({"--experts", "1", "--expert-top-k", "1"}).experts, 1);
   const TrainConfig c =
       parse({"--experts", "6", "--expert-parallel", "2", "--ranks", "4", "--replicas", "4"});

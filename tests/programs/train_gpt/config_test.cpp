@@ -59,6 +59,7 @@ TrainConfig other_config() {
   c.expert_top_k = 1;
   c.moe_aux = 0.5;
   c.moe_bias_speed = 0.25;
+  c.mtp_weight = 0.125;
   c.freeze = "embed";
   c.lora_rank = 4;
   c.lora_alpha = 8;
@@ -188,6 +189,7 @@ std::vector<TrainConfig> other_runs() {
     c->eval_only = c->sample_only = c->from_scratch = false;  // both of them train
     c->sequence_parallel = false;                             // of models
     c->moe_bias_speed = standard.moe_bias_speed;              // of models
+    c->mtp_weight = standard.mtp_weight;
     c->packing = false;
     c->lora_rank = standard.lora_rank;
     c->lora_alpha = standard.lora_alpha;
@@ -239,7 +241,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "ranks": 1, "replicas": 1, "tp": 1, "sequence_parallel": false, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged", "bucket_size": 40000000,
     "reshard_after_forward": true, "prefetch": 1, "recompute": "none",
     "model": "", "from_scratch": false, "strict_weights": false, "dim": 128, "layers": 4, "heads": 4,
-    "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "moe_bias_speed": 0.0, "freeze": "", "lora_rank": 0, "lora_alpha": 16.0, "lora_targets": "q_proj|v_proj", "seed": 0, "init_weights": "",
+    "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "moe_bias_speed": 0.0, "mtp_weight": 0.0, "freeze": "", "lora_rank": 0, "lora_alpha": 16.0, "lora_targets": "q_proj|v_proj", "seed": 0, "init_weights": "",
     "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "min_lr": null, "decay_steps": 0,
     "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-08, "weight_decay": 0.1, "qk_clip": 0.0,
     "grad_clip": 1.0, "skip_non_finite": true, "max_skipped_steps": 10, "precision": "fp32", "route": "",

@@ -81,7 +81,7 @@ constexpr const char* kDeepseek = R"({"model_type": "deepseek_v3", "vocab_size":
   "intermediate_size": 96, "moe_intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
   "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
   "q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
-  "max_position_embeddings": 64})";
+  "num_nextn_predict_layers": 1, "max_position_embeddings": 64})";
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -198,6 +198,11 @@ std::vector<Case> cases() {
       {"qwen3_moe_zero3_muon_4", with_model({"--ranks", "4", "--optimizer", "muon"}), false, kQwen3Moe},
       {"deepseek_v3_zero3_muon_4",
        with_model({"--ranks", "4", "--optimizer", "muon", "--moe-bias-speed", "0.001"}), false, kDeepseek},
+      {"deepseek_v3_multi_token_zero3_muon_4",
+       with_model({"--ranks", "4", "--optimizer", "muon", "--mtp-weight", "0.3"}), false, kDeepseek},
+      {"deepseek_v3_multi_token_tp_2_recompute_4",
+       with_model({"--ranks", "4", "--tp", "2", "--recompute", "blocks", "--mtp-weight", "0.3"}), false,
+       kDeepseek},
       {"deepseek_v3_tp_2_recompute_4", with_model({"--ranks", "4", "--tp", "2", "--recompute", "blocks"}),
        false, kDeepseek},
   };

@@ -3,8 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
+#include <sherd/nn/hf/model_config.h>
+#include <sherd/nn/models/presets.h>
+
 #include "model_source.h"
 #include "parse_flags.h"
+#include "temporary_folder.h"
 
 namespace train_gpt {
 namespace {
@@ -42,6 +48,25 @@ TEST(TrainedWork, FrozenMatricesAreAllWeightsOfTheFormula) {
   }
   const WorkOfTokens bytes = work_of({"--steps", "0"}, "qkv|proj|fc|out|head|tok|pos");
   EXPECT_EQ(bytes.counted.frozen, bytes.formula.weights);
+}
+
+// The head multiplies a token twice: behind the last block, and behind the layer for multi-token prediction.
+TEST(TrainedWork, MultiTokenPredictionAddsABlockAndTheHead) {
+  const TemporaryFolder folder;
+  auto json =
+      nlohmann::json::parse(sherd::hf::model_config_text(nn::preset("deepseek-v3"), sherd::DType::f32));
+  json["num_nextn_predict_layers"] = 1;
+  folder.write("model/config.json", json.dump());
+  std::vector<std::string> flags = preset(folder / "model");
+  const WorkOfTokens without = work_of(flags, "proj|mlp|head|embed");
+  flags.insert(flags.end(), {"--mtp-weight", "0.3"});
+  const WorkOfTokens with = work_of(flags, "proj|mlp|head|embed");
+  EXPECT_EQ(with.counted.frozen, with.formula.weights);
+  const int64_t dim = 7168, head = dim * 129280, eh_proj = 2 * dim * dim;
+  const int64_t dense = 3 * dim * 18432, mixture = dim * (256 + 3 * 9 * 2048);
+  const int64_t attention = (without.formula.weights - head - 3 * dense - 58 * mixture) / 61;
+  EXPECT_EQ(with.formula.weights - without.formula.weights, head + eh_proj + attention + mixture);
+  EXPECT_EQ(with.formula.attention_width, without.formula.attention_width / 61 * 62);
 }
 
 TEST(TrainedWork, BlocksBeforeTheFirstTrainedParameterHaveNoBackward) {

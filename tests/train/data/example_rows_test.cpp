@@ -185,5 +185,32 @@ TEST(TokenWindows, RowsOfExamplesAreTakenOncePerEpochInRandomOrder) {
   EXPECT_THAT(windows.describe(), HasSubstr("windows of 16, packed examples, shuffled"));
 }
 
+TEST(TokenWindows, SetsOfEvaluationDataAreRowsOfExamplesToo) {
+  const TemporaryFolder train, web, code;
+  const auto data = stream_of(train, std::vector<Tokens>(100, example_of(4)));
+  const std::vector<EvaluationTokens> sets{
+      {"web", stream_of(web, {example_of(9, 7), example_of(3, 8), example_of(3, 9)}), 3},
+      {"code", stream_of(code, {example_of(9, 5)}), 1}};
+  for (const bool packed : {false, true}) {
+    const TokenWindows windows({{data, 1}}, sets,
+                               {.seq = 8, .vocab = 100, .examples = true, .packed = packed});
+    EXPECT_EQ(windows.train_count(), packed ? 50 : 100) << "nothing of the data is held out";
+    const auto all = windows.evaluation_sets();
+    ASSERT_EQ(all.size(), 2u);
+    EXPECT_EQ(all[0].weight, 0.75);
+    ASSERT_EQ(std::ssize(all[0].windows), packed ? 2 : 3);
+    ASSERT_EQ(std::ssize(all[1].windows), 1);
+    EXPECT_EQ(windows.learned(all[0].windows.back()), packed ? 2 : 1);
+    EXPECT_EQ(windows.learned(all[1].windows[0]), 1);
+    Tokens inputs(8), targets(8), starts(8);
+    windows.fill(all[0].windows.back(), inputs.data(), targets.data(), starts.data());
+    EXPECT_EQ(targets[packed ? 3 : 1], 9);
+    windows.fill(all[1].windows[0], inputs.data(), targets.data(), starts.data());
+    EXPECT_EQ(targets[7], 5);
+    EXPECT_THAT(windows.summary(), HasSubstr("validation data web, chats: 3 examples of 15 tokens"));
+    EXPECT_THAT(windows.describe_evaluation(), testing::EndsWith(packed ? "packed examples" : ", examples"));
+  }
+}
+
 }  // namespace
 }  // namespace sherd

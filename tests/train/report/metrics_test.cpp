@@ -54,6 +54,7 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   EXPECT_EQ(lines_of(read_bytes(path)).size(), 2u) << "every line is there at once";
   step.step = 2;
   step.eval_loss = 2.25;
+  step.mtp_loss = 3.5;
   step.flops_per_s = 4e12;
   step.mfu = 0.5;
   step.comm.clear();
@@ -74,6 +75,7 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   EXPECT_EQ(json::parse(lines[2])["mfu"], 0.5);
   EXPECT_EQ(json::parse(lines[2])["comm"], json::object());
   EXPECT_FALSE(json::parse(lines[2]).contains("eval_sets"));
+  EXPECT_EQ(json::parse(lines[2])["mtp_loss"], 3.5);
   EXPECT_EQ(json::parse(lines[3]).size(), 4u);
   EXPECT_EQ(json::parse(lines[3])["eval_sets"], json::parse(R"({"web": 0.25, "code": null})"));
   EXPECT_EQ(json::parse(lines[3])["step"], 7);
