@@ -3,8 +3,11 @@
 #include <sherd/kernels/ops.h>
 
 #include <atomic>
+#include <chrono>
 #include <future>
+#include <memory>
 #include <thread>
+#include <vector>
 
 namespace sherd {
 namespace {
@@ -277,6 +280,54 @@ TEST_F(StreamTest, ScratchGrowsAndIsCounted) {
   });
   s.synchronize();
   EXPECT_EQ(device->allocator().live_bytes("kernel scratch"), Allocator::rounded(100000));
+}
+
+TEST_F(StreamTest, EventsOfAnIdleStreamAreDoneAtOnce) {
+  const auto idle = device->make_stream("idle");
+  const Event event = idle->record();
+  EXPECT_TRUE(event.done());
+  idle->synchronize();
+  EXPECT_EQ(device->host_syncs(), 1);
+}
+
+TEST_F(StreamTest, DoneEventsMeanThatCapturesAreReleased) {
+  for (int i = 0; i < 1000; ++i) {
+    const auto held = std::make_shared<int>(i);
+    s.submit("hold", [held](ExecutionContext&) {});
+    if (i % 2 == 0) {
+      s.synchronize();
+    } else {
+      while (!s.record().done()) std::this_thread::yield();
+    }
+    EXPECT_EQ(held.use_count(), 1);
+  }
+}
+
+TEST_F(StreamTest, ThreadsThatShareStreamsSeeEarlierWork) {
+  constexpr int kThreads = 4, kRounds = 500;
+  const auto first = device->make_stream("first"), second = device->make_stream("second");
+  int written[kThreads] = {}, read[kThreads] = {};
+  {
+    std::vector<std::jthread> hosts;
+    for (int t = 0; t < kThreads; ++t)
+      hosts.emplace_back([&, t] {
+        for (int i = 1; i <= kRounds; ++i) {
+          first->submit("write", [&written, t](ExecutionContext&) { ++written[t]; });
+          const Event write = first->record();
+          second->wait(write);
+          second->submit("read", [&written, &read, t](ExecutionContext&) { read[t] += written[t]; });
+          if (write.done()) {
+            EXPECT_EQ(written[t], i);
+          }
+          if ((i + t) % 7 == 0)
+            std::this_thread::sleep_for(std::chrono::microseconds(50));  // streams become idle
+          first->wait(second->record());
+        }
+      });
+  }
+  first->synchronize();
+  second->synchronize();
+  for (const int sum : read) EXPECT_EQ(sum, kRounds * (kRounds + 1) / 2);
 }
 
 TEST_F(StreamTest, HostWaitsAreCountedByThread) {

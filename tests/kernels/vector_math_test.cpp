@@ -55,6 +55,9 @@ TEST(VectorMath, Tanh) {
   for (float x = -20; x < 20; x += 0.00137f)
     ASSERT_NEAR(double(tanh_fast(x)), std::tanh(double(x)), 4e-7 * std::abs(std::tanh(double(x)))) << x;
   for (float x = 1e-30f; x < 1; x *= 1.5f) ASSERT_NEAR(tanh_fast(x) / std::tanh(double(x)), 1, 4e-7) << x;
+  for (float x = 7; x < 20; x += 0.000137f) ASSERT_LE(tanh_fast(x), 1) << x;
+  EXPECT_EQ(tanh_fast(1e-40f), 1e-40f);
+  EXPECT_EQ(tanh_fast(9), 1);
   EXPECT_EQ(tanh_fast(kInf), 1);
   EXPECT_EQ(tanh_fast(-kInf), -1);
   EXPECT_TRUE(std::isnan(tanh_fast(std::nanf(""))));

@@ -43,6 +43,11 @@ struct QueueEventState final : Event::State {
     }
     changed.notify_all();
   }
+  /// Waiting for it is neither to block nor to fail.
+  bool past() const {
+    std::lock_guard lock(mutex);
+    return reached && !failure && !native;
+  }
   /// Blocks until the worker has reached this event.
   void wait_reached() const {
     std::unique_lock lock(mutex);
@@ -100,6 +105,11 @@ void QueueStream::rethrow_failure(Lock& lock) {
     tell(device_, *failure);
   }
   if (native_) device_.rethrow_failure();
+}
+
+bool QueueStream::idle() {
+  const Lock lock(mutex_);
+  return !native_ && queue_.empty() && running_ == 0 && !failure_;
 }
 
 void QueueStream::wait_for_room(Lock& lock) {
@@ -162,15 +172,23 @@ void QueueStream::submit(const char* what, std::function<void(ExecutionContext&)
 
 Event QueueStream::record() {
   auto state = std::make_shared<QueueEventState>(device_);
-  push({.what = "event", .work = nullptr, .event = state});
+  if (idle()) {
+    state->reach(nullptr, nullptr);
+  } else {
+    push({.what = "event", .work = nullptr, .event = state});
+  }
   return Event(state);
 }
 
 void QueueStream::wait(const Event& event) {
   if (!event.state()) return;
+  // Every event with a state comes from a QueueStream, the only kind of stream.
+  if (static_cast<const QueueEventState&>(*event.state()).past()) {
+    Lock lock(mutex_);
+    return rethrow_failure(lock);
+  }
   push({"wait",
         [state = event.state()](ExecutionContext& context) {
-          // Every event with a state comes from a QueueStream, the only kind of stream.
           const auto& other = static_cast<const QueueEventState&>(*state);
           other.wait_reached();
           if (other.failure) throw Inherited{other.failure};
@@ -185,14 +203,18 @@ void QueueStream::wait(const Event& event) {
 }
 
 void QueueStream::synchronize() {
-  auto state = std::make_shared<QueueEventState>(device_);
-  {
-    // Also after a failure: what is queued is dropped before this returns.
-    Lock lock(mutex_);
-    wait_for_room(lock);
-    append({.what = "event", .work = nullptr, .event = state}, lock);
+  if (idle()) {
+    device_.count_host_sync();
+  } else {
+    auto state = std::make_shared<QueueEventState>(device_);
+    {
+      // Also after a failure: what is queued is dropped before this returns.
+      Lock lock(mutex_);
+      wait_for_room(lock);
+      append({.what = "event", .work = nullptr, .event = state}, lock);
+    }
+    state->synchronize();
   }
-  state->synchronize();
   if (this == &device_.compute()) device_.rethrow_unheard();
 }
 

@@ -45,6 +45,9 @@ class QueueStream final : public Stream {
   };
   using Lock = std::unique_lock<std::mutex>;
 
+  /// Returns whether all that was queued is done, on a stream that has not failed: then no event needs the worker, whose wake
+  /// costs two context switches. False on a device with a native queue, which may be behind.
+  bool idle();
   /// Waits for room. @throws the stream's failure.
   void push(Item item);
   void append(Item item, Lock& lock);

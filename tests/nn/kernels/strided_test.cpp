@@ -1,6 +1,11 @@
 #include <gmock/gmock.h>
 #include <sherd/nn/ops.h>
 
+#include <cstring>
+#include <random>
+#include <utility>
+#include <vector>
+
 #include "kernels/lab.h"
 #include "support/message_of.h"
 
@@ -100,6 +105,12 @@ Floats of_views(Lab& lab, const Shape& shape, DType t) {
   note({ops::broadcast(dense(column), shape), other_way});
   note({ops::permuted(dense(last), {2, 0, 1}), 0.5});
   note({lab.random(shape, 5, t), ops::broadcast(dense(row), shape)});
+  // Into an output with another order of dimensions.
+  const Tensor flipped = lab.empty({c, b, a}, t);
+  ops::map(lab.s, MapFunction::add, ops::permuted(dense(flipped), {2, 1, 0}),
+           {lab.random(shape, 6, t), other_way});
+  const Floats of_flipped = lab.floats(flipped);
+  all.insert(all.end(), of_flipped.begin(), of_flipped.end());
   // Into a part of a tensor: the rest stays.
   const Tensor into = lab.full({a, c, 2 * b}, 9, t);
   ops::map(lab.s, MapFunction::copy, ops::permuted(ops::sliced(dense(into), 2, 0, 2 * b, 2), {0, 2, 1}),
@@ -111,9 +122,40 @@ Floats of_views(Lab& lab, const Shape& shape, DType t) {
 
 TEST(Strided, ViewsHaveTheBitsOfTheReference) {
   for (const DType t : {DType::f32, DType::bf16})
-    for (const Shape& shape : std::initializer_list<Shape>{
-             {1, 1, 1}, {3, 4, 5}, {2, 1, 9}, {4, 8, 64}, {3, 70, 33}, {37, 40, 8}, {5, 2, 1500}, {0, 3, 4}})
+    for (const Shape& shape : std::initializer_list<Shape>{{1, 1, 1},
+                                                           {3, 4, 5},
+                                                           {2, 1, 9},
+                                                           {4, 8, 64},
+                                                           {3, 70, 33},
+                                                           {37, 40, 8},
+                                                           {5, 2, 1500},
+                                                           {130, 3, 260},
+                                                           {0, 3, 4}})
       expect_bits_of_reference([&](Lab& lab) { return of_views(lab, shape, t); }, to_string(shape));
+}
+
+// Sides below, at and above those of blocks in registers and of tiles.
+TEST(Strided, TransposedCopiesMoveBits) {
+  for (const DType t : {DType::f32, DType::bf16})
+    for (const auto& [rows, cols] : std::initializer_list<std::pair<int64_t, int64_t>>{
+             {1, 9}, {7, 3}, {8, 8}, {64, 64}, {65, 130}, {131, 67}, {512, 1024}, {3, 5000}, {5000, 3}}) {
+      Lab lab;
+      const auto bytes = static_cast<size_t>(rows * cols * size_of(t));
+      std::vector<uint8_t> from(bytes), to(bytes);
+      std::mt19937 random(7);
+      for (uint8_t& b : from) b = random() & 0xbf;  // finite
+      const Tensor x = lab.empty({rows, cols}, t), y = lab.empty({cols, rows}, t);
+      ops::copy_from_host(lab.s, x, from.data(), x.nbytes());
+      ops::map(lab.s, MapFunction::copy, ops::dense(y), {ops::permuted(ops::dense(x), {1, 0})});
+      ops::copy_to_host(lab.s, to.data(), y);
+      const auto size = static_cast<size_t>(size_of(t));
+      int64_t wrong = 0;
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < cols; ++c)
+          wrong += std::memcmp(&from[static_cast<size_t>(r * cols + c) * size],
+                               &to[static_cast<size_t>(c * rows + r) * size], size) != 0;
+      EXPECT_EQ(wrong, 0) << rows << " x " << cols << " " << name_of(t);
+    }
 }
 
 TEST(Strided, UnalignedOperandsHaveTheSameBits) {
