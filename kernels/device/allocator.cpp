@@ -96,6 +96,7 @@ void Allocator::give_back_idle(int64_t most, Lock& lock) {
   lock.unlock();
   for (const Block& block : idle) give_back(block, *source_);
   lock.lock();
+  returning_ -= bytes;
   note_held(-bytes);
 }
 
@@ -106,11 +107,10 @@ void Allocator::give_back_foreign(Lock& lock) {
   std::vector<Foreign> going(std::make_move_iterator(idle), std::make_move_iterator(leaving_.end()));
   leaving_.erase(idle, leaving_.end());
   int64_t bytes = 0;
+  for (const Foreign& f : going) bytes += f.block.bytes;
+  returning_ += bytes;
   lock.unlock();
-  for (Foreign& f : going) {
-    give_back(f.block, *f.source);
-    bytes += f.block.bytes;
-  }
+  for (const Foreign& f : going) give_back(f.block, *f.source);
   going.clear();  // a source may end with its last block
   lock.lock();
   returning_ -= bytes;
