@@ -188,7 +188,7 @@ void* Allocator::allocate_from(std::shared_ptr<MemorySource> source, int64_t byt
     throw InvalidArgument(fmt::format("{}: allocation of {} bytes for '{}'", label_, bytes, name));
   const int64_t size = rounded(bytes);
   Lock lock(mutex_);
-  const Block block = grow(*source, size, name, false, lock);
+  const Block block = grow(*source, size, name, true, lock);
   foreign_.emplace(block.data, Foreign{block, std::move(source), 0});
   count(block, size, kind, name);
   return block.data;
