@@ -96,6 +96,7 @@ void Allocator::give_back_idle(int64_t most, Lock& lock) {
   lock.unlock();
   for (const Block& block : idle) give_back(block, *source_);
   lock.lock();
+  returning_ -= bytes;
   note_held(-bytes);
 }
 
@@ -106,11 +107,10 @@ void Allocator::give_back_foreign(Lock& lock) {
   std::vector<Foreign> going(std::make_move_iterator(idle), std::make_move_iterator(leaving_.end()));
   leaving_.erase(idle, leaving_.end());
   int64_t bytes = 0;
+  for (const Foreign& f : going) bytes += f.block.bytes;
+  returning_ += bytes;
   lock.unlock();
-  for (Foreign& f : going) {
-    give_back(f.block, *f.source);
-    bytes += f.block.bytes;
-  }
+  for (const Foreign& f : going) give_back(f.block, *f.source);
   going.clear();  // a source may end with its last block
   lock.lock();
   returning_ -= bytes;
@@ -188,7 +188,7 @@ void* Allocator::allocate_from(std::shared_ptr<MemorySource> source, int64_t byt
     throw InvalidArgument(fmt::format("{}: allocation of {} bytes for '{}'", label_, bytes, name));
   const int64_t size = rounded(bytes);
   Lock lock(mutex_);
-  const Block block = grow(*source, size, name, false, lock);
+  const Block block = grow(*source, size, name, true, lock);
   foreign_.emplace(block.data, Foreign{block, std::move(source), 0});
   count(block, size, kind, name);
   return block.data;

@@ -81,7 +81,8 @@ class Allocator {
   void* allocate(int64_t bytes, MemoryClass kind, std::string_view name, bool fresh = false);
   /// Allocates memory of another source, counted and limited as if it were of this one. It is never kept for
   /// reuse: after release() it returns to `source`, once no queued operation uses it, when memory is next
-  /// requested from the source or the allocator. @throws as allocate().
+  /// requested from the source or the allocator. Never waits for the device, as `fresh` memory. @throws as
+  /// allocate().
   void* allocate_from(std::shared_ptr<MemorySource> source, int64_t bytes, MemoryClass kind,
                       std::string_view name);
   /// Releases a block of allocate() or allocate_from(), or null. `idle`: the caller knows that no queued

@@ -48,8 +48,8 @@ struct DeviceOptions {
   std::string symmetric_products = "auto";
   /// CUDA: what computes attention in bf16: "auto" (cuDNN where it is compiled in and found, 9.0.0 or newer), "own"
   /// (sherd's kernels) or "cudnn". Sherd's kernels compute what cuDNN cannot in any case: head_dim above 128 or not a
-  /// multiple of 8, maxima for QK-clip. cuDNN needs up to 1 GiB of scratch memory, and does not keep non-finite keys
-  /// and values from rows that the mask hides them from.
+  /// multiple of 8, maxima for QK-clip before cuDNN 9.14. cuDNN needs up to 1 GiB of scratch memory, and does not keep
+  /// non-finite keys and values from rows that the mask hides them from.
   std::string attention = "auto";
 };
 

@@ -84,6 +84,10 @@ ncclResult_t start(ncclComm_t comm, const std::vector<Op>& ops) {
     Inside inside(comm);
     if (refuses(comm)) return ncclInvalidArgument;
     comm->looks = world().faults.looks;
+    if (const Kind kind = ops.front()->kind; kind != Kind::split && kind != Kind::window && !comm->used) {
+      comm->used = true;
+      ++world().log.used;
+    }
     if (stream) runner = world().runner;
     if (!runner) {
       for (const Op& op : ops) post(comm, op);
@@ -152,6 +156,7 @@ ncclResult_t comm_get_async_error(ncclComm_t comm, ncclResult_t* state) {
 ncclResult_t comm_abort(ncclComm_t comm) {
   Inside inside(comm);
   ++world().log.aborted;
+  if (comm->used) --world().log.used;
   comm->dead = true;
   deliver(comm);  // a split that is over, although no rank has polled
   comm->deliveries.clear();
@@ -184,6 +189,7 @@ ncclResult_t comm_destroy(ncclComm_t comm) {
   comm->dead = true;
   comm->deliveries.clear();
   ++world().log.destroyed;
+  if (comm->used) --world().log.used;
   return ncclSuccess;
 }
 

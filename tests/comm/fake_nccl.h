@@ -35,8 +35,9 @@ struct Faults {
 
 struct Log {
   int made = 0, aborted = 0, finalized = 0, destroyed = 0, registered = 0, deregistered = 0;
-  int shared = 0;                       // of the communicators that were made, those of more than one rank
-  int blocks = 0, freed = 0;            // of ncclMemAlloc
+  int shared = 0;             // of the communicators that were made, those of more than one rank
+  int used = 0;               // communicators that have had a collective or a message and have not ended
+  int blocks = 0, freed = 0;  // of ncclMemAlloc
   int windows = 0, windows_closed = 0;  // of all communicators
   int in_windows = 0, outside = 0;      // collectives of more than a rank, by where their memory is
   int errors = 0;                       // how often Faults::error was returned
@@ -53,8 +54,8 @@ Log log();
 using StreamRunner = void (*)(void* stream, std::function<void(std::function<void()> done)> begin);
 void run_streams_by(StreamRunner runner);
 
-/// What each communicator takes of every device with a limit.
-inline constexpr int64_t kCommunicatorBytes = int64_t{8} << 20;
+/// What each communicator takes of every device with a limit, and what its first call takes.
+inline constexpr int64_t kCommunicatorBytes = int64_t{8} << 20, kFirstCallBytes = int64_t{5} << 20;
 
 /// A CPU device whose streams have native queues, and whose reductions use scratch memory of their own. Its
 /// memory has so many blocks at most, when that is above 0, and so many bytes when `limit` is.

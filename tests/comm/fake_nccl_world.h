@@ -57,7 +57,7 @@ struct ncclComm {
   int64_t round = 0;
   int operations = 0, looks = 0;
   bool in_progress = false;  // what was last said of it, so that nothing but looks and ends are allowed
-  bool finalized = false, dead = false;
+  bool finalized = false, dead = false, used = false;
   std::vector<sherd::test::fake_nccl::Op> pending;
   std::vector<std::jthread> deliveries;
   std::map<const char*, size_t> windows;

@@ -163,6 +163,37 @@ TEST(NcclMemory, IsInTheTableAndUnderTheLimit) {
   }
 }
 
+TEST(NcclMemory, OfTheFirstCallIsCountedToo) {
+  fake_nccl::reset();
+  const auto device = fake_nccl::make_queue_device("rank 0", 0, int64_t{1} << 30);
+  const auto in_table = [&] { return device->allocator().live_bytes("NCCL"); };
+  {
+    const auto world = nccl::make_world(fake_nccl::api(), std::vector{device}, quick(60s)).front();
+    const auto first = world->clone(), second = world->clone();
+    EXPECT_EQ(in_table(), 3 * fake_nccl::kCommunicatorBytes);
+    const auto side = device->make_stream("side");
+    for (int i = 0; i < 2; ++i) {  // beside each other
+      first->barrier(device->compute());
+      second->barrier(*side);
+    }
+    device->compute().synchronize();
+    side->synchronize();
+    EXPECT_EQ(in_table(), 3 * fake_nccl::kCommunicatorBytes + 2 * fake_nccl::kFirstCallBytes);
+  }
+  EXPECT_EQ(in_table(), 0);
+
+  const auto small = fake_nccl::make_queue_device(
+      "rank 0", 0, fake_nccl::kCommunicatorBytes + fake_nccl::kFirstCallBytes / 2);
+  const auto world = nccl::make_world(fake_nccl::api(), std::vector{small}, quick(60s)).front();
+  try {
+    world->barrier(small->compute());
+    small->compute().synchronize();
+    ADD_FAILURE() << "more than the limit";
+  } catch (const OutOfMemory& e) {
+    EXPECT_THAT(e.what(), HasSubstr("NCCL"));
+  }
+}
+
 // Sums in NVLink's switches have another order in each call.
 TEST(NcclEnd, SwitchesSumOnlyWhereTheOptionOrTheEnvironmentAllowsIt) {
   const auto after = [](const char* set, bool nvls) {

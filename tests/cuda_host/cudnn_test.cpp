@@ -48,9 +48,10 @@ struct Case {
 struct Forward {
   Floats out, lse;
 };
-Forward forward(Lab& lab, const Case& c) {
+Forward forward(Lab& lab, const Case& c, const Tensor& most = {}) {
   const Tensor out = lab.empty(c.narrow(), c.dtype), lse = lab.empty(c.sums());
-  ops::attention_forward(lab.s, out, lse, lab.random(c.wide(), 1, c.dtype), c.batch, c.heads, c.kv_heads);
+  ops::attention_forward(lab.s, out, lse, lab.random(c.wide(), 1, c.dtype), c.batch, c.heads, c.kv_heads,
+                         most);
   return {lab.floats(out), lab.floats(lse)};
 }
 Floats backward(Lab& lab, const Case& c, const Forward& from) {
@@ -124,6 +125,22 @@ TEST_F(CudnnAttention, MatchesTheReference) {
     ASSERT_TRUE(gradient) << c.name();
     expect_close(*gradient, backward(reference, c, want), backward_tolerance(c), c.name());
     EXPECT_EQ(bits(backward(lab, c, want)), bits(*gradient)) << c.name() << ": another run";
+  }
+}
+
+// A maximum is as exact as lse, which contains it.
+TEST_F(CudnnAttention, RaisesTheLargestLogits) {
+  for (const Case& c :
+       std::vector<Case>{{1, 64, 1, 1, 64}, {2, 200, 4, 2, 64}, {3, 161, 3, 1, 128}, {1, 300, 2, 2, 8}}) {
+    Lab reference("reference");
+    const Tensor want_most = reference.full({c.heads}, -kInf), most = lab.full({c.heads}, -kInf);
+    const Forward want = forward(reference, c, want_most), got = forward(lab, c, most);
+    expect_close(got.out, want.out, forward_tolerance(), c.name());
+    expect_close(got.lse, want.lse, forward_tolerance(), c.name());
+    expect_close(lab.floats(most), reference.floats(want_most), forward_tolerance(), c.name());
+    const Tensor larger = lab.full({c.heads}, 1e6);
+    forward(lab, c, larger);
+    EXPECT_EQ(lab.floats(larger), Floats(static_cast<size_t>(c.heads), 1e6f)) << c.name();
   }
 }
 
@@ -209,12 +226,24 @@ TEST_F(CudnnAttention, SherdsKernelsComputeWhatItDoesNot) {
     EXPECT_EQ(bits(backward(lab, c, want)), bits(backward(own, c, want))) << c.name();
   }
   const Tensor qkv = lab.random(kCase.wide(), 1, DType::bf16), out = lab.empty(kCase.narrow(), DType::bf16),
-               lse = lab.empty(kCase.sums()), most = lab.full({kCase.heads}, -kInf);
-  ops::attention_forward(lab.s, out, lse, qkv, kCase.batch, kCase.heads, kCase.kv_heads, most);
-  EXPECT_GT(lab.floats(most)[0], -kInf);
+               lse = lab.empty(kCase.sums());
   ops::attention_forward(lab.s, out, lse, lab.shifted(qkv), kCase.batch, kCase.heads, kCase.kv_heads);
   lab.s.synchronize();
   EXPECT_EQ(cudnn_calls()["cudnn plan"], 0);
+}
+
+TEST_F(CudnnAttention, ComputesTheLargestLogitsSince9_14) {
+  const auto plans = [&](const char* version) {
+    const Installed other(version);
+    CudnnLab with;
+    const Tensor most = with.full({kCase.heads}, -kInf);
+    cuda_host::reset_calls();
+    forward(with, kCase, most);
+    EXPECT_GT(with.floats(most)[0], -kInf);
+    return cudnn_calls()["cudnn plan"];
+  };
+  EXPECT_EQ(plans("91301"), 0);
+  EXPECT_EQ(plans("91400"), 1);
 }
 
 TEST_F(CudnnAttention, SherdsKernelsComputeShapesWithoutAPlan) {

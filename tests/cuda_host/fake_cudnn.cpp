@@ -55,7 +55,8 @@ void run(const CudnnShape& s, const CudnnMemory& m, int64_t item, int64_t key_he
   Sums dk = zeros, dv = zeros;
   for (int64_t h = key_head * s.group; h < (key_head + 1) * s.group; ++h) {
     const Head q = in(m.q, h), o = out(m.out, h);
-    float* const lse = static_cast<float*>(m.lse) + (item * s.kv_heads * s.group + h) * seq;
+    const int64_t first_row = (item * s.kv_heads * s.group + h) * seq;
+    float* const lse = static_cast<float*>(m.lse) + first_row;
     Sums mixed = zeros, dq = zeros;
     for (int64_t i = 0; i < seq; ++i) {
       std::vector<double> p(static_cast<size_t>(i + 1));
@@ -66,12 +67,18 @@ void run(const CudnnShape& s, const CudnnMemory& m, int64_t item, int64_t key_he
         most = std::max(most, score);
       }
       for (const double score : p) sum += std::exp(score - most);
-      if (!s.backward) lse[i] = static_cast<float>(most + std::log(sum));
+      const float log_sum = s.backward ? lse[i] : static_cast<float>(most + std::log(sum));
+      if (s.maxima) {
+        static_cast<float*>(m.max)[first_row + i] = static_cast<float>(most);
+        static_cast<float*>(m.sum)[first_row + i] = static_cast<float>(sum);
+      } else {
+        lse[i] = log_sum;
+      }
       double delta = 0;
       if (s.backward)
         for (int64_t d = 0; d < width; ++d) delta += out(m.dout, h)(i, d) * o(i, d);
       for (int64_t j = 0; j <= i; ++j) {
-        const double weight = std::exp(p[static_cast<size_t>(j)] - static_cast<double>(lse[i]));
+        const double weight = std::exp(p[static_cast<size_t>(j)] - static_cast<double>(log_sum));
         double dp = 0;
         const auto at = [&](int64_t row, int64_t d) { return static_cast<size_t>(row * width + d); };
         for (int64_t d = 0; d < width; ++d) {
@@ -104,17 +111,17 @@ class Graphs final : public CudnnGraphs {
   ~Graphs() override { cuda_host::count_live(&cuda_host::Live::handles, -1); }
   std::optional<CudnnPlan> plan(const CudnnShape& shape) override {
     if (cuda_host::enter("cudnn plan")) return {};
-    return CudnnPlan{workspace_of(shape), [stream = stream_, shape](const CudnnMemory& m, void* workspace) {
-                       if (cuda_host::enter("cudnn run")) throw CudaError("cuDNN: on purpose");
-                       for (const void* p : {m.q, m.k, m.v, m.out, m.lse, m.dout, m.dq, m.dk, m.dv})
-                         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-                           throw CudaError("cuDNN: misaligned tensor");
-                       cuda_host::issue_on(stream, [shape, m, workspace] {
-                         std::memset(workspace, 0xff, static_cast<size_t>(workspace_of(shape)));
-                         for (int64_t item = 0; item < shape.batch; ++item)
-                           for (int64_t head = 0; head < shape.kv_heads; ++head) run(shape, m, item, head);
-                       });
-                     }};
+    return CudnnPlan{
+        workspace_of(shape), [stream = stream_, shape](const CudnnMemory& m, void* workspace) {
+          if (cuda_host::enter("cudnn run")) throw CudaError("cuDNN: on purpose");
+          for (const void* p : {m.q, m.k, m.v, m.out, m.lse, m.dout, m.dq, m.dk, m.dv, m.max, m.sum})
+            if (reinterpret_cast<uintptr_t>(p) % 16 != 0) throw CudaError("cuDNN: misaligned tensor");
+          cuda_host::issue_on(stream, [shape, m, workspace] {
+            std::memset(workspace, 0xff, static_cast<size_t>(workspace_of(shape)));
+            for (int64_t item = 0; item < shape.batch; ++item)
+              for (int64_t head = 0; head < shape.kv_heads; ++head) run(shape, m, item, head);
+          });
+        }};
   }
 
  private:

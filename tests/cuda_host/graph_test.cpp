@@ -123,7 +123,8 @@ TEST(SortGraph, HasTheBitsOfSeparateLaunchesForWhateverItsInputHolds) {
   CapturedWork graph(lab, [&] { sorts.issue(in); });
 #ifdef TEST_CUDA_EMULATED
   EXPECT_EQ(cuda_host::calls()["cub::DeviceRadixSort::SortPairs"],
-            6);  // of each sort two ask for its storage
+            6);                                // of each sort two ask for its storage
+  EXPECT_EQ(cuda_host::calls()["thrust"], 3);  // pairs of each sort; positions and counts of experts
   EXPECT_EQ(cuda_host::calls()["cudaMalloc"], 0);
 #endif
   sorts.issue(in);

@@ -115,6 +115,15 @@ TEST(Allocator, TheLimitCountsWhatIsHeld) {
   a.release(q);
 }
 
+TEST(Allocator, FreshMemoryIsWithinTheLimitAlsoAfterBlocksWereReturned) {
+  Allocator a("rank 3", 1 << 20);
+  a.release(a.allocate(600 << 10, kKind, "x"));
+  void* q = a.allocate(900 << 10, kKind, "x");  // returns the kept block
+  EXPECT_THROW(a.allocate(500 << 10, kKind, "y", true), OutOfMemory);
+  EXPECT_EQ(a.held_bytes(), 900 << 10);
+  a.release(q);
+}
+
 TEST(Allocator, FreshMemoryIsUsedByNoQueuedWork) {
   struct Queue final : MemorySource {
     int64_t now = 0, done_now = 0;

@@ -91,6 +91,10 @@ HardwareProfile measure_hardware(RankContext& rank) {
   if (rank.world->size() > 1) {
     const int64_t before = device.allocator().live_bytes("NCCL");
     const auto clone = rank.world->clone();
+    const Tensor one = buffer_of(device, {1}, DType::u8),
+                 all = buffer_of(device, {rank.world->size()}, DType::u8);
+    clone->all_gather(s, all, one);  // the first call takes memory, too
+    s.synchronize();
     p.communicator_bytes = device.allocator().live_bytes("NCCL") - before;
   }
   p.memory_bytes_per_s = 2.0 * kCopied / seconds_of_one(s, [&] { ops::copy(s, to, from); });

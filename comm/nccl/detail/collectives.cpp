@@ -151,7 +151,7 @@ class Issue {
   char* recv() const { return static_cast<char*>(call_.recv.raw()); }
   int64_t bytes() const { return size_of(call_.dtype); }
   static size_t length(int64_t count) { return static_cast<size_t>(count); }
-  void run(const Handle::Call& f) const { lane_.handle.run(lane_.where, lane_.deadline, f); }
+  void run(const Handle::Call& f) const { lane_.handle.run_counted(lane_.where, lane_.deadline, f); }
 
   /// NCCL rounds 16-bit sums at every step; Communicator promises one rounding.
   bool in_fixed_order() const {

@@ -83,7 +83,7 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
 
 void Handle::init(int rank, int size, const ncclUniqueId& id, const std::string& where,
                   const Deadline& deadline) {
-  memory_.count([&] {
+  count_memory([&] {
     // driver_ for the whole call, mutex_ in turns: the watchdog takes mutex_ alone and may abort in between.
     std::lock_guard driver(driver_);
     std::unique_lock lock(mutex_);
@@ -98,7 +98,7 @@ void Handle::init_split(Handle& parent, int color, int key, const std::string& w
   ncclConfig_t config = nonblocking();
   // A split is not numbered: other ranks' progress is not compared with it.
   parent.begin(Awaited{});
-  memory_.count([&] {
+  count_memory([&] {
     parent.run(where, deadline, [&](ncclComm_t comm) {
       return taken_up(session_.api().comm_split(comm, color, key, &split_, &config));
     });
@@ -132,6 +132,18 @@ void Handle::run(const std::string& where, const Deadline& deadline, const Call&
   std::unique_lock lock(mutex_);
   session_.check(where);
   settle(lock, call(comm_), where, deadline);
+}
+
+void Handle::count_memory(const std::function<void()>& call) {
+  auto counted = session_.memory().count(call);
+  std::lock_guard lock(mutex_);
+  if (counted) counted_.push_back(std::move(counted));
+}
+
+void Handle::run_counted(const std::string& where, const Deadline& deadline, const Call& call) {
+  // NCCL connects peers, with memory for it, when a communicator first uses an algorithm.
+  if (used_.exchange(true) && !session_.device().issues_in_order()) return run(where, deadline, call);
+  count_memory([&] { run(where, deadline, call); });
 }
 
 void Handle::register_memory(const void* data, int64_t bytes, const std::string& where,

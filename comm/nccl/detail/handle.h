@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/comm/nccl/detail/library_memory.h>
 #include <sherd/comm/nccl/detail/session.h>
 #include <sherd/comm/nccl/detail/watched.h>
 #include <sherd/comm/nccl/detail/windows.h>
@@ -23,10 +22,7 @@ class Handle final : public Watched {
  public:
   /// `name` and `world_ranks` of its group, the same on all its ranks; `name` is the key of its progress.
   Handle(Session& session, std::string name, std::vector<int> world_ranks)
-      : session_(session),
-        name_(std::move(name)),
-        world_ranks_(std::move(world_ranks)),
-        memory_(session.device()) {}
+      : session_(session), name_(std::move(name)), world_ranks_(std::move(world_ranks)) {}
 
   using Call = std::function<ncclResult_t(ncclComm_t)>;
 
@@ -37,6 +33,9 @@ class Handle final : public Watched {
   /// Issues work and waits until NCCL has issued it.
   /// @throws CommError when NCCL reports an error or the deadline passes; PeerFailure when the launch failed.
   void run(const std::string& where, const Deadline& deadline, const Call& call);
+  /// run() of a collective or a message, with its memory counted where it may be the first of its algorithm: at the first
+  /// call, and while the device issues in order, in the first step of a model. @throws also OutOfMemory.
+  void run_counted(const std::string& where, const Deadline& deadline, const Call& call);
   /// Registers memory that is not registered yet, before an operation on it is issued.
   void register_memory(const void* data, int64_t bytes, const std::string& where, const Deadline& deadline);
   void forget(const void* block, int64_t bytes) noexcept override;
@@ -107,6 +106,8 @@ class Handle final : public Watched {
   };
   /// Takes the result of a completed split as the communicator. With mutex_ held.
   bool take_split() noexcept;
+  /// Counts the memory that NCCL takes during `call`, which takes mutex_ itself.
+  void count_memory(const std::function<void()>& call);
   std::string text_of(ncclResult_t result, ncclComm_t comm) const;
   /// Waits until the communicator is done with the call that returned `result`. Unlocks and relocks mutex_
   /// meanwhile.
@@ -116,11 +117,12 @@ class Handle final : public Watched {
   Session& session_;
   const std::string name_;
   const std::vector<int> world_ranks_;
-  LibraryMemory memory_;        // used by the rank's thread
   std::mutex driver_;           // from a call of NCCL until the communicator is done with it; before mutex_
   std::mutex mutex_;            // calls of NCCL
   ncclComm_t comm_ = nullptr;   // null before init() and after the end
   ncclComm_t split_ = nullptr;  // set by a thread of NCCL when a split is complete
+  std::vector<std::shared_ptr<void>> counted_;  // memory that NCCL has taken for it; under mutex_
+  std::atomic<bool> used_{false};               // by a collective or a message
   std::vector<Registration> registered_;
   int64_t windows_asked_ = 0;      // used by the rank's thread
   std::list<Opened> windows_;      // a list: NCCL writes to an entry while it makes the window

@@ -13,6 +13,7 @@
 
 #include <sherd/comm/bootstrap/store.h>
 #include <sherd/comm/nccl/detail/api.h>
+#include <sherd/comm/nccl/detail/library_memory.h>
 #include <sherd/comm/nccl/detail/watched.h>
 #include <sherd/comm/nccl/nccl_options.h>
 #include <sherd/comm/watch/progress.h>
@@ -46,6 +47,7 @@ class Session {
   const NcclOptions& options() const { return options_; }
   comm::AbortDomain& domain() { return watch_.domain(); }
   comm::Progress& progress() { return progress_; }
+  LibraryMemory& memory() { return memory_; }
 
   /// Takes a communicator; the watchdog checks it from now on.
   void add(std::unique_ptr<Watched> communicator);
@@ -92,6 +94,7 @@ class Session {
   const NcclOptions options_;
   comm::Watch watch_;
   comm::Progress progress_;
+  LibraryMemory memory_{device_};
   std::mutex mutex_;
   std::list<std::unique_ptr<Watched>> communicators_;
   std::atomic<bool> leaving_{false};

@@ -7,7 +7,9 @@
 #include <map>
 #include <vector>
 
+#include <sherd/kernels/device/cuda/cudnn_library.h>
 #include <sherd/kernels/device/cuda/queue.h>
+#include <sherd/kernels/gemm/cuda_matrices.h>
 
 namespace sherd::cuda {
 namespace {
@@ -47,10 +49,16 @@ CudnnPlans& plans_of(CudaQueue& queue) {
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 bool takes(const AttentionArgs& a) {
-  return a.qkv.dtype == DType::bf16 && a.head_dim % 8 == 0 && a.head_dim <= 128 && !a.max_logits &&
-         aligned(a.qkv.data) && aligned(a.out.data) && aligned(a.lse) && aligned(a.dout.data) &&
-         aligned(a.dqkv.data);
+  return a.qkv.dtype == DType::bf16 && a.head_dim % 8 == 0 && a.head_dim <= 128 &&
+         (!a.max_logits || cudnn_library().version >= kCudnnWithMaxima) && aligned(a.qkv.data) &&
+         aligned(a.out.data) && aligned(a.lse) && aligned(a.dout.data) && aligned(a.dqkv.data);
 }
+
+/// Scratch memory of a call; max and sum are as lse.
+struct CudnnScratch {
+  char* workspace = nullptr;
+  float *max = nullptr, *sum = nullptr;
+};
 
 /// Items of the batch from `item` on, and key heads from `kv_head` on.
 struct Part {
@@ -64,7 +72,8 @@ class Cut {
   Cut(CudnnPlans& plans, const AttentionArgs& a, bool backward, int64_t most_workspace)
       : plans_(plans),
         a_(a),
-        shape_{backward, a.batch, a.seq, a.kv_heads, a.kv_heads, a.heads / a.kv_heads, a.head_dim},
+        shape_{backward,   a.max_logits != nullptr, a.batch,   a.seq, a.kv_heads,
+               a.kv_heads, a.heads / a.kv_heads,    a.head_dim},
         most_(most_workspace) {}
 
   /// The parts; none where cuDNN cannot compute them.
@@ -78,13 +87,13 @@ class Cut {
         shape.batch = std::min(shape.batch, a_.batch - item);
         shape.kv_heads = std::min(shape.kv_heads, a_.kv_heads - head);
         const CudnnPlan* const plan = plans_.find(shape);
-        if (!plan || !aligned(lse_of(item, head))) return {};
+        if (!plan || !aligned(a_.lse + first_row(item, head))) return {};
         parts.push_back({item, head, plan});
       }
     return parts;
   }
 
-  CudnnMemory memory(const Part& p) const {
+  CudnnMemory memory(const Part& p, const CudnnScratch& scratch) const {
     const int64_t d = a_.head_dim, out_row = a_.heads * d, in_row = out_row + 2 * a_.kv_heads * d;
     const auto in = [&](const Ref& packed, int64_t head) -> void* {
       return packed.data ? packed.as<uint16_t>() + p.item * a_.seq * in_row + head * d : nullptr;
@@ -94,13 +103,20 @@ class Cut {
                        : nullptr;
     };
     const int64_t q = p.kv_head * shape_.group, k = a_.heads + p.kv_head, v = k + a_.kv_heads;
-    return {in(a_.qkv, q), in(a_.qkv, k),  in(a_.qkv, v),  out(a_.out),   lse_of(p.item, p.kv_head),
-            out(a_.dout),  in(a_.dqkv, q), in(a_.dqkv, k), in(a_.dqkv, v)};
+    const int64_t row = first_row(p.item, p.kv_head);
+    CudnnMemory m{in(a_.qkv, q), in(a_.qkv, k),  in(a_.qkv, v),  out(a_.out),   a_.lse + row,
+                  out(a_.dout),  in(a_.dqkv, q), in(a_.dqkv, k), in(a_.dqkv, v)};
+    if (shape_.maxima) {
+      m.max = scratch.max + row;
+      m.sum = scratch.sum + row;
+    }
+    return m;
   }
 
  private:
-  float* lse_of(int64_t item, int64_t kv_head) const {
-    return a_.lse + (item * a_.heads + kv_head * shape_.group) * a_.seq;
+  /// Of lse.
+  int64_t first_row(int64_t item, int64_t kv_head) const {
+    return (item * a_.heads + kv_head * shape_.group) * a_.seq;
   }
 
   /// A part of the fewest whose workspaces are within the limit.
@@ -133,11 +149,16 @@ bool run(ExecutionContext& context, const AttentionArgs& a, bool backward, int64
   if (!plans.graphs) return false;
   Cut cut(plans, a, backward, most_workspace);
   const std::vector<Part> parts = cut.parts();
+  if (parts.empty()) return false;
   int64_t bytes = 0;
   for (const Part& p : parts) bytes = std::max(bytes, p.plan->workspace_bytes);
-  void* const workspace = context.scratch(bytes);
-  for (const Part& p : parts) p.plan->run(cut.memory(p), workspace);
-  return !parts.empty();
+  const int64_t rows = a.max_logits ? a.batch * a.heads * a.seq : 0;
+  const CudnnScratch scratch = carve(context, [&](Carver& carver) {
+    return CudnnScratch{carver.array<char>(bytes), carver.array<float>(rows), carver.array<float>(rows)};
+  });
+  for (const Part& p : parts) p.plan->run(cut.memory(p, scratch), scratch.workspace);
+  if (a.max_logits) finish_maxima(context, a, scratch.max, scratch.sum);
+  return true;
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Attention by cuDNN. Private to attention's CUDA kernels.
 //
-// cuDNN computes calls in bf16 with head_dim a multiple of 8 up to 128, rows and lse at multiples of 16 bytes, and without
-// max_logits, where DeviceOptions::attention allows it and cuDNN has a plan for the shape. The own kernels compute the others.
-// lse is the same number in both, so that one pass may be cuDNN's and the other one not. cuDNN multiplies masked
+// cuDNN computes calls in bf16 with head_dim a multiple of 8 up to 128, rows and lse at multiples of 16 bytes, where
+// DeviceOptions::attention allows it and cuDNN has a plan for the shape; max_logits since 9.14. The own kernels compute the
+// others. lse is the same number in both, so that one pass may be cuDNN's and the other one not. cuDNN multiplies masked
 // probabilities, which are 0: a non-finite key, value or gradient reaches rows that the mask hides it from.
 //
 // Backward is deterministic. On compute capability 9.0 cuDNN keeps seq x seq values of every head for that. A call is cut
@@ -22,6 +22,8 @@ namespace sherd::cuda {
 
 /// Most bytes of a part's workspace, which is scratch of the stream.
 inline constexpr int64_t kCudnnWorkspace = int64_t{1} << 30;
+/// The oldest version with maxima of score rows.
+inline constexpr int64_t kCudnnWithMaxima = 91400;
 
 /// Issues the call by cuDNN. False: nothing was issued, the own kernels compute it.
 /// @throws CudaError when cuDNN fails in a call that it has a plan for.
@@ -32,6 +34,7 @@ bool cudnn_backward(ExecutionContext&, const AttentionArgs&, int64_t most_worksp
 /// One item where kv_heads is below all_kv_heads.
 struct CudnnShape {
   bool backward = false;
+  bool maxima = false;  // forward: max and sum instead of lse
   int64_t batch = 0, seq = 0, kv_heads = 0, all_kv_heads = 0, group = 0, head_dim = 0;
   auto operator<=>(const CudnnShape&) const = default;
 };
@@ -40,7 +43,12 @@ struct CudnnShape {
 struct CudnnMemory {
   void *q, *k, *v, *out, *lse;
   void *dout, *dq, *dk, *dv;  // backward
+  /// As lse, null without CudnnShape::maxima: the largest score of a row, and the sum of exp(score - max).
+  void *max = nullptr, *sum = nullptr;
 };
+
+/// lse = max + log(sum) of all rows of the call, and raises max_logits.
+void finish_maxima(ExecutionContext&, const AttentionArgs&, const float* max, const float* sum);
 
 struct CudnnPlan {
   int64_t workspace_bytes = 0;

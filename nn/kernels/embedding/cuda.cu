@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-/// The order of the pieces is open; what is done with a piece does not depend on it.
+/// The order of the pieces is open; what is done with a piece does not depend on it. (Thrust's copy_if keeps an order, but makes
+/// the host wait for their number.)
 __global__ void __launch_bounds__(256)
     find_pieces(Piece* pieces, int32_t* pieces_found, const int32_t* rows, int64_t count, int64_t vocab) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;

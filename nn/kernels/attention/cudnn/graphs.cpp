@@ -24,7 +24,7 @@ namespace {
 namespace fe = cudnn_frontend;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-enum Id : int64_t { kQ = 1, kK, kV, kOut, kLse, kDout, kDq, kDk, kDv };
+enum Id : int64_t { kQ = 1, kK, kV, kOut, kLse, kDout, kDq, kDk, kDv, kMax, kSum };
 
 /// A graph of one call, not planned yet.
 class Builder {
@@ -48,8 +48,9 @@ class Builder {
         .set_dim({shape_.batch, heads, shape_.seq, shape_.head_dim})
         .set_stride({shape_.seq * row, shape_.head_dim, row, 1});
   }
-  void describe_lse(fe::graph::Tensor_attributes& t) const {
-    t.set_uid(kLse)
+  /// A number of each score row.
+  void describe_rows(fe::graph::Tensor_attributes& t, Id id) const {
+    t.set_uid(id)
         .set_data_type(fe::DataType_t::FLOAT)
         .set_dim({shape_.batch, heads(), shape_.seq, 1})
         .set_stride({heads() * shape_.seq, shape_.seq, 1, 1});
@@ -57,6 +58,11 @@ class Builder {
   Tensor input(Id id, int64_t heads, int64_t row) {
     fe::graph::Tensor_attributes t;
     describe(t, id, heads, row);
+    return graph_->tensor(t);
+  }
+  Tensor rows(Id id) {
+    fe::graph::Tensor_attributes t;
+    describe_rows(t, id);
     return graph_->tensor(t);
   }
   void output(const Tensor& t, Id id, int64_t heads, int64_t row) const {
@@ -67,24 +73,25 @@ class Builder {
   void forward() {
     const Tensor q = input(kQ, heads(), in_row()), k = input(kK, shape_.kv_heads, in_row()),
                  v = input(kV, shape_.kv_heads, in_row());
-    const auto [out, lse] = graph_->sdpa(q, k, v,
-                                         fe::graph::SDPA_attributes()
-                                             .set_name("attention_forward")
-                                             .set_generate_stats(true)
-                                             .set_causal_mask(true)
-                                             .set_attn_scale(scale()));
+    auto attributes = fe::graph::SDPA_attributes()
+                          .set_name("attention_forward")
+                          .set_generate_stats(!shape_.maxima)
+                          .set_causal_mask(true)
+                          .set_attn_scale(scale());
+    // Before 9.21 cuDNN has either lse or these two, never both.
+    if (shape_.maxima) attributes.set_logit_max(rows(kMax)).set_score_sum_exp(rows(kSum));
+    const auto [out, lse] = graph_->sdpa(q, k, v, attributes);
     output(out, kOut, heads(), out_row());
+    if (shape_.maxima) return;
     lse->set_output(true);
-    describe_lse(*lse);
+    describe_rows(*lse, kLse);
   }
 
   void backward() {
     const Tensor q = input(kQ, heads(), in_row()), k = input(kK, shape_.kv_heads, in_row()),
                  v = input(kV, shape_.kv_heads, in_row());
     const Tensor out = input(kOut, heads(), out_row()), dout = input(kDout, heads(), out_row());
-    fe::graph::Tensor_attributes sums;
-    describe_lse(sums);
-    const auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, out, dout, graph_->tensor(sums),
+    const auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, out, dout, rows(kLse),
                                                     fe::graph::SDPA_backward_attributes()
                                                         .set_name("attention_backward")
                                                         .set_causal_mask(true)
@@ -119,14 +126,19 @@ class Graphs final : public CudnnGraphs {
           graph->build_plans().is_bad() || graph->get_workspace_size(bytes).is_bad())
         return {};
       const char* const what = shape.backward ? "attention_backward" : "attention_forward";
-      return CudnnPlan{bytes, [handle = handle_, graph, what](const CudnnMemory& m, void* workspace) {
-                         std::unordered_map<int64_t, void*> memory{
-                             {kQ, m.q}, {kK, m.k}, {kV, m.v}, {kOut, m.out}, {kLse, m.lse}};
-                         if (m.dq) memory.insert({{kDout, m.dout}, {kDq, m.dq}, {kDk, m.dk}, {kDv, m.dv}});
-                         auto result = graph->execute(handle, memory, workspace);
-                         if (result.is_bad())
-                           throw CudaError(fmt::format("{}: cuDNN: {}", what, result.get_message()));
-                       }};
+      return CudnnPlan{
+          bytes, [handle = handle_, graph, what](const CudnnMemory& m, void* workspace) {
+            std::unordered_map<int64_t, void*> memory{{kQ, m.q}, {kK, m.k}, {kV, m.v}, {kOut, m.out}};
+            if (m.max) {
+              memory.emplace(kMax, m.max);
+              memory.emplace(kSum, m.sum);
+            } else {
+              memory.emplace(kLse, m.lse);
+            }
+            if (m.dq) memory.insert({{kDout, m.dout}, {kDq, m.dq}, {kDk, m.dk}, {kDv, m.dv}});
+            auto result = graph->execute(handle, memory, workspace);
+            if (result.is_bad()) throw CudaError(fmt::format("{}: cuDNN: {}", what, result.get_message()));
+          }};
     } catch (const std::runtime_error&) {  // a library without one of the functions
       return {};
     }
