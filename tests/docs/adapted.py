@@ -76,7 +76,8 @@ def environment(folder, slurm=False):
     """Of a command in `folder`: Python is that of SHERD_PYTHON, and Slurm's programs are in tests/scripts/slurm. `slurm`: in a job of two tasks."""
     python = os.path.dirname(os.environ.get("SHERD_PYTHON", ""))
     return os.environ | {
-        "HOME": str(folder), "PATH": ":".join(filter(None, [python, str(ROOT / "tests/scripts/slurm"), os.environ["PATH"]])),
+        "HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "PATH": ":".join(filter(None, [python, str(ROOT / "tests/scripts/slurm"), os.environ["PATH"]])),
         # As root, and more ranks than cores.
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "SHERD_HOST_CUDA_DEVICES": os.environ.get("SHERD_HOST_CUDA_DEVICES", "8"),
