@@ -16,9 +16,11 @@
 #                 instructions (each skipped where it cannot be)
 #   demo          scripts/demo.sh with few steps
 #   site          the static site without warnings; commands of all pages, of some with the outputs that they show
+#   preset cuda   the preset is configured, with the libtorch adapter on GPUs, too (skipped without nvcc)
 #   soak          30 minutes of training with crashes and resumes, or SOAK_MINUTES, with threads and over MPI
 #
-# Every stage is run; the exit code is 1 when any failed.
+# Every stage is run; the exit code is 1 when any failed. SHERD_PYTHON names a Python with torch, transformers, safetensors, tokenizers,
+# jinja2 and heavyball: tests and commands of pages that need one of them say that they are skipped without.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=()
@@ -83,14 +85,20 @@ stage "packages, vcpkg" tests/packaging/vcpkg_test.sh "$PWD"
 stage "packages, image" where_possible tests/packaging/dockerfile_test.sh "$PWD" packaging/docker/Dockerfile \
   train_gpt --data /usr/lib/x86_64-linux-gnu/perl-base --steps 20
 stage "packages, lint" where_possible tests/packaging/lint_test.sh "$PWD"
+preset_cuda() {
+  PATH=$PATH:/usr/local/cuda/bin
+  command -v nvcc >/dev/null || { echo "SKIPPED: nvcc is missing"; return 77; }
+  cmake --preset cuda >/dev/null && scripts/install_torch.sh && cmake --preset cuda -DSHERD_TORCH=ON -DSHERD_TORCH_CUDA=ON >/dev/null
+}
+stage "preset cuda" where_possible preset_cuda
 stage "demo" scripts/demo.sh --steps 40 --seq 64
 stage "site" scripts/site.sh
 shown=(failures checkpoints functions guarantees layout own_optimizer planning)
 for page in "${shown[@]}"; do
   stage "commands of docs/$page.md" python3 tests/docs/commands.py docs/$page.md build/release/bin
 done
-stage "commands of other pages" python3 tests/docs/commands.py --short build/release/bin README.md scripts/cluster/README.md \
-  $(printf '%s\n' docs/*.md | grep -vE "/($(IFS='|'; echo "${shown[*]}"))\.md")
+stage "commands of other pages" python3 tests/docs/commands.py --short build/release/bin \
+  $(git ls-files '*.md' | grep -vE "^docs/($(IFS='|'; echo "${shown[*]}"))\.md")
 for comm in local mpi; do
   stage "soak, $comm" env COMM=$comm scripts/soak.sh "${SOAK_MINUTES:-30}" --threads 1
 done

@@ -5,11 +5,11 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/ops.h>
+#include <sherd/kernels/soap/detail/state_tensors.h>
 #include <sherd/kernels/soap/reference/step.h>
 #include <sherd/kernels/soap/soap.h>
 #include <sherd/train/data/data.h>
@@ -25,25 +25,6 @@ using namespace sherd;
 
 struct SoapBench {
   int dim = 256, layers = 2, rounds = 5;
-};
-
-/// State of one matrix in device memory.
-struct SoapMemory {
-  SoapMemory(Device& device, int64_t m, int64_t n)
-      : memory(Tensor::empty(device, {2 * (m * n + m * m + n * n) + m + n + 1}, DType::f32, "bench")) {
-    ops::fill(device.compute(), memory, 0);
-    float* next = memory.data<float>();
-    const auto take = [&](int64_t count) { return std::exchange(next, next + count); };
-    state = {.left = take(m * m), .left_basis = take(m * m), .left_values = take(m)};
-    state.right = take(n * n);
-    state.right_basis = take(n * n);
-    state.right_values = take(n);
-    state.exp_avg = take(m * n);
-    state.exp_avg_sq = take(m * n);
-    state.steps = take(1);
-  }
-  Tensor memory;
-  SoapState state;
 };
 
 /// Runs `work` on the device's stream, as SOAP's kernel is run.
@@ -96,13 +77,14 @@ struct SoapLeast {
 
 SoapLeast measure_shape(Device& device, const SoapBench& b, int64_t m, int64_t n) {
   const SoapCeilings left = ceilings(device, m, b.rounds), right = ceilings(device, n, b.rounds);
-  SoapMemory memory(device, m, n);
   Stream& s = device.compute();
+  const Tensor memory = Tensor::empty(device, {soap_state_elements(m, n, true, true)}, DType::f32, "bench");
+  ops::fill(s, memory, 0);
   const Tensor in = Tensor::empty(device, {1, m, n}, DType::f32, "bench"),
                out = Tensor::empty(device, {1, m, n}, DType::f32, "bench"),
                status = Tensor::empty(device, {1}, DType::i32, "bench");
   ops::random_normal(s, in.flat(), 0, 1, "bench", 0, 2);
-  const std::vector<SoapMatrix> matrices = {{memory.state, nullptr}};
+  const std::vector<SoapMatrix> matrices = {{soap_layout(memory.data<float>(), m, n, true, true), nullptr}};
   const double seconds = measure(device, {.rounds = b.rounds, .batch_ms = 1}, [&] {
                            ops::soap_step(s, out, in, status, matrices, {});
                          }).median;

@@ -6,8 +6,9 @@
 #include <tuple>
 #include <utility>
 
+#include <sherd/kernels/soap/detail/state_tensors.h>
+
 #include "lab.h"
-#include "soap_layout.h"
 
 namespace sherd::test {
 namespace {
@@ -15,10 +16,9 @@ namespace {
 /// State of `count` matrices [m, n], one behind the other.
 struct SoapMemory {
   SoapMemory(Lab& lab, int64_t count, int64_t m, int64_t n, int64_t max_dim)
-      : each(2 * m * n + 1 + (m <= max_dim ? 2 * m * m + m : 0) + (n <= max_dim ? 2 * n * n + n : 0)),
-        memory(lab.full({count * each}, 0)) {
+      : each(soap_state_elements(m, n, m <= max_dim, n <= max_dim)), memory(lab.full({count * each}, 0)) {
     for (int64_t i = 0; i < count; ++i)
-      states.push_back(soap_layout(memory.data<float>() + i * each, m, n, max_dim));
+      states.push_back(soap_layout(memory.data<float>() + i * each, m, n, m <= max_dim, n <= max_dim));
   }
   int64_t each;
   Tensor memory;

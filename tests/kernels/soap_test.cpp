@@ -10,8 +10,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <sherd/kernels/soap/detail/state_tensors.h>
+
 #include "lab.h"
-#include "soap_layout.h"
 #include "support/message_of.h"
 
 namespace sherd::test {
@@ -25,8 +26,8 @@ struct OwnedSoapState {
   std::vector<T> memory;
   SoapStateOf<T> state;
   OwnedSoapState(int64_t m, int64_t n, int64_t max_dim)
-      : memory(static_cast<size_t>(2 * (m * m + n * n + m * n) + m + n + 1)),
-        state(soap_layout(memory.data(), m, n, max_dim)) {}
+      : memory(static_cast<size_t>(soap_state_elements(m, n, m <= max_dim, n <= max_dim))),
+        state(soap_layout(memory.data(), m, n, m <= max_dim, n <= max_dim)) {}
 };
 
 /// values() of make_soap.py.

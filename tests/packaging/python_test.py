@@ -2,12 +2,13 @@
 """The Python package beside the programs: python_test.py [FOLDER_OF_PROGRAMS]; without a folder, the installed wheel.
 
 A run saves on three ranks; load_checkpoint() gives the tensors of --export-weights, refuses a changed byte, and plan() and
-launch() give what the programs print. Exit code 77 where numpy or xxhash is missing.
+launch() give what the programs print. The example of docs/install.md runs. Exit code 77 where numpy or xxhash is missing.
 """
 
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -74,6 +75,9 @@ def main(scratch):
             require(False, "no error")
         except (ValueError, FileNotFoundError) as error:
             require("choose" in str(error) or "unknown" in str(error), error)
+    os.chdir(scratch)
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs/install.md"
+    exec(re.search(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)[1], {})
     print(f"python: {len(expected)} tensors, {len(checkpoint.optim)} of optimizers; plan with {len(planned)} entries")
 
 

@@ -11,46 +11,13 @@ export FAKE_MPIRUN=$mpirun WORK=$work
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 
-mkdir "$work/bin"
-cat >"$work/bin/srun" <<'SRUN'
-#!/usr/bin/env bash
-# The options that the scripts use, and the variables that a step has.
-set -euo pipefail
-mpi=
-while [[ $1 == --* ]]; do
-  case $1 in
-    --mpi=pmix) mpi=1 ;;
-    --kill-on-bad-exit=1 | --cpus-per-task=[0-9]*) ;;
-    *) echo "srun: $1 is not imitated" >&2; exit 64 ;;
-  esac
-  shift
-done
-export SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1
-# Open MPI's own mpirun would ask Slurm for the nodes.
-[[ -z $mpi ]] || exec env -u SLURM_JOB_ID -u SLURM_JOB_NODELIST "$FAKE_MPIRUN" -n "$SLURM_NTASKS" "$@"
-tasks=()
-for ((task = 0; task < SLURM_NTASKS; ++task)); do
-  SLURM_PROCID=$task SLURM_LOCALID=$task "$@" &
-  tasks+=($!)
-done
-status=0
-for task in "${tasks[@]}"; do wait "$task" || status=$?; done
-exit $status
-SRUN
-cat >"$work/bin/scontrol" <<'SCONTROL'
-#!/usr/bin/env bash
-[[ $1 == show && $2 == hostnames && $3 == "$SLURM_JOB_NODELIST" ]] || exit 64
-echo 127.0.0.1
-echo 127.0.0.2
-SCONTROL
-chmod +x "$work/bin/srun" "$work/bin/scontrol"
 # What a batch script has, which is one process of no step. Its port follows from the job's number, and something else on
 # this machine may have it: the job then gets another number.
 submit() {
   local status
   for _ in 1 2 3 4 5; do
     status=0
-    env PATH="$work/bin:$PATH" SLURM_JOB_ID=$((RANDOM + 1000)) SLURM_JOB_NODELIST="node[0-1]" SLURM_NTASKS=2 SLURM_PROCID=0 \
+    env PATH="$root/tests/scripts/slurm:$PATH" SLURM_JOB_ID=$((RANDOM + 1000)) SLURM_JOB_NODELIST="node[0-1]" SLURM_NTASKS=2 SLURM_PROCID=0 \
       SLURM_CPUS_PER_TASK=1 "$@" >"$work/said" 2>&1 || status=$?
     [[ $status != 0 ]] || break
     grep -q "Address already in use" "$work/said" || break

@@ -148,22 +148,6 @@ class Step {
   double t_;
 };
 
-/// Returns f64 memory for a state, shaped as `s`.
-SoapStateOf<double> place(const SoapState& s, int64_t m, int64_t n, Memory& memory) {
-  const auto take = [&](const float* present, int64_t count) {
-    return present ? memory.take(count) : nullptr;
-  };
-  return {.left = take(s.left, m * m),
-          .left_basis = take(s.left, m * m),
-          .left_values = take(s.left, m),
-          .right = take(s.right, n * n),
-          .right_basis = take(s.right, n * n),
-          .right_values = take(s.right, n),
-          .exp_avg = memory.take(m * n),
-          .exp_avg_sq = memory.take(m * n),
-          .steps = memory.take(1)};
-}
-
 }  // namespace
 
 int64_t soap_routine_doubles(int64_t n) {
@@ -188,10 +172,8 @@ int64_t soap_scratch_bytes(const SoapArgs& a) {
     right = right || m.state.right;
   }
   const int64_t size = a.rows * a.cols;
-  const int64_t state =
-      (left ? 2 * a.rows * a.rows + a.rows : 0) + (right ? 2 * a.cols * a.cols + a.cols : 0);
   const int64_t work = soap_work_doubles(left ? a.rows : 1, right ? a.cols : 1) + 3 * size;
-  return 8 * (state + 4 * size + 1 + work);
+  return 8 * (soap_state_elements(a.rows, a.cols, left, right) + 2 * size + work);
 }
 
 void soap_batch(const SoapArgs& a, const SoapRoutines& routines, void* scratch) {
@@ -208,7 +190,9 @@ void soap_batch(const SoapArgs& a, const SoapRoutines& routines, void* scratch) 
     Memory memory{static_cast<double*>(scratch)};
     double *g = memory.take(size), *update = memory.take(size);
     std::copy_n(in, size, g);
-    const SoapStateOf<double> state = place(matrix.state, a.rows, a.cols, memory);
+    const bool left = matrix.state.left, right = matrix.state.right;
+    double* const wide = memory.take(soap_state_elements(a.rows, a.cols, left, right));
+    const SoapStateOf<double> state = soap_layout(wide, a.rows, a.cols, left, right);
     for_soap_tensors(matrix.state, state, a.rows, a.cols,
                      [](const float* from, double* to, int64_t count) { std::copy_n(from, count, to); });
     *state.steps = *matrix.state.steps;
