@@ -120,7 +120,9 @@ class QueueDevice final : public Device {
   int64_t taken_memory() const override {
     const Log now = log();
     const int64_t communicators = now.made - now.destroyed - now.aborted;
-    return allocator_.held_bytes() + communicators * kCommunicatorBytes + now.used * kFirstCallBytes;
+    // What the allocator counts as NCCL's is not its own.
+    return allocator_.held_bytes() - allocator_.live_bytes("NCCL") + communicators * kCommunicatorBytes +
+           now.used * kFirstCallBytes;
   }
   KernelSet kernel_set() const override { return KernelSet::reference; }
   Stream& compute() override { return *compute_; }

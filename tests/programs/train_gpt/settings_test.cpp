@@ -73,7 +73,7 @@ TEST(Settings, OfTheModelAreInheritedAndComparedAndOfARankNeither) {
   EXPECT_EQ(scope("ranks"), proto::OF_JOB);
   EXPECT_EQ(scope("threads"), proto::OF_RANK);
   EXPECT_THAT(settings_where([](const proto::Setting& s) { return s.scope() == proto::OF_MODEL; }),
-              SizeIs(11));
+              SizeIs(12));
 }
 
 // The library's tables are where words become enums.
