@@ -170,8 +170,8 @@ void losses(Suite& suite) {
 void attention(Suite& suite) {
   Stream& s = suite.stream();
   for (const int64_t head_dim : {64, 128}) {
-    const int64_t batch = suite.full() ? 4 : 1, seq = suite.full() ? 4096 : 256;
-    const int64_t heads = (suite.full() ? 2048 : 128) / head_dim;
+    const int64_t batch = suite.full() ? 4 : 1, seq = suite.full() ? 4096 : 1024;
+    const int64_t heads = (suite.full() ? 2048 : 512) / head_dim;
     const Tensor qkv = suite.random({batch * seq, 3 * heads * head_dim}, DType::bf16);
     const Tensor dqkv = suite.zeros({batch * seq, 3 * heads * head_dim}, DType::bf16);
     const Tensor out = suite.zeros({batch * seq, heads * head_dim}, DType::bf16);
