@@ -51,8 +51,7 @@ void add_bias(ExecutionContext& ctx, Ref y, Ref bias, int64_t rows, int64_t cols
     parallel_for(ctx, rows, row_grain(cols), [=](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         T* row = out + r * cols;
-#pragma omp simd
-        for (int64_t c = 0; c < cols; ++c) store(row[c], float(row[c]) + float(b[c]));
+        round_each(row, cols, [=](int64_t c) { return float(row[c]) + float(b[c]); });
       }
     });
   });

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/segments.h>
 
 // The same fp32 operations as the reference, in the same order.
@@ -55,8 +56,7 @@ void convert(To* to, const From* from, int64_t count) {
   if constexpr (std::is_same_v<To, From>) {
     std::memcpy(to, from, static_cast<size_t>(count) * sizeof(To));
   } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) store(to[i], float(from[i]));
+    cpu::round_each(to, count, [=](int64_t i) { return float(from[i]); });
   }
 }
 

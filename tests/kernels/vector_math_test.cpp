@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
+#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 namespace sherd::cpu {
 namespace {
@@ -23,6 +25,44 @@ TEST(VectorMath, ExpAtItsEdges) {
   EXPECT_EQ(exp_fast(88.1f), kInf);
   EXPECT_EQ(exp_fast(kInf), kInf);
   EXPECT_TRUE(std::isnan(exp_fast(std::nanf(""))));
+}
+
+TEST(VectorMath, RoughPowersOfTwo) {
+  for (float x = -126; x <= 127; x += 0.00137f)
+    ASSERT_NEAR(double(exp2_rough(x)) / std::exp2(double(x)), 1, 4e-6) << x;
+  EXPECT_EQ(exp2_rough(0), 1);
+  for (float x = -87; x <= 88; x += 0.00137f)
+    ASSERT_NEAR(double(exp_rough(x)) / std::exp(double(x)), 1, 1e-5) << x;
+  EXPECT_EQ(exp2_rough(-126.6f), 0);
+  EXPECT_EQ(exp2_rough(-kInf), 0);
+  EXPECT_EQ(exp2_rough(127.6f), kInf);
+  EXPECT_EQ(exp2_rough(kInf), kInf);
+  EXPECT_TRUE(std::isnan(exp2_rough(std::nanf(""))));
+}
+
+TEST(VectorMath, RoughTanh) {
+  for (float x = -4.2f; x <= 4.2f; x += 0.00137f)
+    ASSERT_NEAR(double(tanh_rough(x)), std::tanh(double(x)), 2.1e-5 * std::abs(std::tanh(double(x)))) << x;
+  for (const float x : {4.2f, 4.3f, kInf}) {
+    EXPECT_EQ(float(bf16(tanh_rough(x))), 1) << x;
+    EXPECT_EQ(float(bf16(tanh_rough(-x))), -1) << x;
+  }
+  EXPECT_TRUE(std::isnan(tanh_rough(std::nanf(""))));
+}
+
+TEST(VectorMath, RowsAreNarrowedWithTheBitsOfTheConstructor) {
+  std::vector<float> from;  // every upper half, with ends, middles and ties of the lower one
+  for (uint32_t upper = 0; upper < 1u << 16; ++upper)
+    for (const uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      from.push_back(std::bit_cast<float>(upper << 16 | lower));
+  from.push_back(1.0f / 3);  // behind whole vectors
+  std::vector<bf16> to(from.size()), each(from.size());
+  narrow(to.data(), from.data(), std::ssize(from));
+  round_each(each.data(), std::ssize(from), [&](int64_t i) { return from[size_t(i)]; });
+  for (size_t i = 0; i < from.size(); ++i) {
+    ASSERT_EQ(to[i].bits, bf16(from[i]).bits) << from[i];
+    ASSERT_EQ(each[i].bits, to[i].bits) << from[i];
+  }
 }
 
 TEST(VectorMath, Sigmoid) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/parallel.h>
 #include <sherd/kernels/device/ref.h>
 
@@ -14,8 +15,8 @@ void map_elements(ExecutionContext& ctx, int64_t count, F f, Ref out, In... in) 
     parallel_for(ctx, count, kGrain,
                  [f, to = out.as<T>(), ... from = static_cast<const T*>(in.template as<T>())](int64_t begin,
                                                                                               int64_t end) {
-#pragma omp simd
-                   for (int64_t i = begin; i < end; ++i) store(to[i], f(float(from[i])...));
+                   round_each(to + begin, end - begin,
+                              [&](int64_t i) { return f(float(from[begin + i])...); });
                  });
   });
 }

@@ -71,8 +71,8 @@ void swiglu_forward(ExecutionContext& ctx, const SwigluArgs& a) {
     for_parts(ctx, a.rows, a.cols, [=](int64_t r, int64_t begin, int64_t end) {
       const T *gate = a.gate.as<T>() + r * a.stride, *up = a.up.as<T>() + r * a.stride;
       T* y = a.y.as<T>() + r * a.cols;
-#pragma omp simd
-      for (int64_t c = begin; c < end; ++c) store(y[c], Silu::value(float(gate[c])) * float(up[c]));
+      round_each(y + begin, end - begin,
+                 [=](int64_t c) { return Silu::value(float(gate[begin + c])) * float(up[begin + c]); });
     });
   });
 }

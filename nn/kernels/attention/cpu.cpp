@@ -67,7 +67,7 @@ float forward(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* sc
     dots(l, p, q + first * l.dim, k + begin * l.dim, n, keys);
     float sums[kRows];
     for (int64_t i = 0; i < n; ++i) {
-      const auto [max, sum] = exponentials(p + i * keys, p + i * keys, l.seen(bh, first + i, begin), keys);
+      const auto [max, sum] = exponentials(p + i * keys, l.seen(bh, first + i, begin), keys);
       sums[i] = sum;
       largest = std::max(largest, max);
       a.lse[bh * l.seq + first + i] = max + std::log(sum);

@@ -1,202 +1,324 @@
 #include "cpu_bf16.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <tuple>
-#include <vector>
+#include <utility>
 
-#include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/features.h>
+#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
-#include <sherd/kernels/gemm/cpu_bf16.h>
 
 #include "cpu_exponentials.h"
+#include "cpu_panels.h"
 
-// q, k and v are read where they are, in blocks of query rows of which only the keys in their windows (up to one block of
-// slack) are computed, as cpu.cpp does for f32. Products span all documents of a row; probabilities of others are 0.
+// A key head's k and v are packed once. Query rows are worked in blocks, of which only the keys in their windows (up to one
+// block of rows and one panel of slack) are computed. Products span the documents that a block's rows see; probabilities of
+// others are 0.
 
 namespace sherd::cpu {
 namespace {
 
-constexpr int64_t kBlockRows = 128;
+constexpr int64_t kBlockRows = 32;  // whose scores stay in the second-level cache
+constexpr int64_t kGroupRows = 64;  // of a product with a transposed block, which adds to all of dk or dv
+constexpr float kLog2E = 1.44269504f;
 
 /// One head's rows in the packed tensors.
 struct Rows {
   const bf16* data;
   int64_t stride;
   const bf16* at(int64_t row) const { return data + row * stride; }
+  PairedRows pairs(int64_t row) const { return {at(row), stride, 2}; }
 };
 
 Rows rows_of(const HeadLayout& l, const AttentionArgs& a, int64_t bh, int64_t part) {
   return {a.qkv.as<bf16>() + l.qkv(bh, part), l.qkv_stride()};
 }
 
-int64_t padded(int64_t floats) { return (floats + 31) / 32 * 32; }
-/// Floats of a block's scores, and of the same in bf16.
-int64_t block_floats(const HeadLayout& l) { return padded(kBlockRows * l.seq); }
-int64_t half_floats(const HeadLayout& l) { return padded((kBlockRows * l.seq + 1) / 2); }
-
-/// Products of one block of query rows, with keys from `begin` on.
-struct ForwardBlock {
-  int64_t first, rows, begin, keys;
-  Bf16Product scores;  // [rows, keys] = q k^T
-  Bf16Product out;     // [rows, dim] = p v
-};
-struct BackwardBlock {
-  int64_t first, rows, begin, keys;
-  Bf16Product scores, dp;  // [rows, keys] = q k^T, dout v^T
-  Bf16Product dv, dk;      // [keys, dim] += p^T dout, ds^T q
-  Bf16Product dq;          // [rows, dim] = ds k
-};
-
-/// Calls make(first row, rows, first key, keys) for every block of query rows.
-template <class F>
-void for_blocks(const HeadLayout& l, F make) {
-  const OneThread one;
-  for (int64_t first = 0; first < l.seq; first += kBlockRows) {
-    const int64_t begin = first_key(l.window, first), end = std::min(l.seq, first + kBlockRows);
-    make(first, end - first, begin, end - begin);
+/// Hands out parts of a thread's scratch memory, each on cache lines of its own; without memory it counts them.
+class Parts {
+ public:
+  explicit Parts(float* scratch) : next_(scratch) {}
+  float* floats(int64_t count) {
+    float* part = next_ == nullptr ? nullptr : next_ + used_;
+    used_ += (count + 15) / 16 * 16;
+    return part;
   }
-}
+  bf16* halves(int64_t count) { return reinterpret_cast<bf16*>(floats((count + 1) / 2)); }
+  Panels panels(int64_t pairs, int64_t columns) { return {halves(panel_elements(pairs, columns)), pairs}; }
+  int64_t used() const { return used_; }
 
-/// [rows, keys] = x y^T of rows in packed tensors.
-Bf16Product dots(const HeadLayout& l, int64_t rows, int64_t keys, int64_t ldx, int64_t ldy) {
-  return Bf16Product(
-      {.trans_b = true, .m = rows, .n = keys, .k = l.dim, .lda = ldx, .ldb = ldy, .ldc = keys});
-}
-/// [rows, dim] = p y, with p [rows, keys] and y in a packed tensor.
-Bf16Product weighted(const HeadLayout& l, int64_t rows, int64_t keys, int64_t ldy) {
-  return Bf16Product({.m = rows, .n = l.dim, .k = keys, .lda = keys, .ldb = ldy, .ldc = l.dim});
-}
-/// [keys, dim] += p^T y
-Bf16Product transposed(const HeadLayout& l, int64_t rows, int64_t keys, int64_t ldy) {
-  return Bf16Product(
-      {.trans_a = true, .m = keys, .n = l.dim, .k = rows, .lda = keys, .ldb = ldy, .ldc = l.dim, .beta = 1});
-}
+ private:
+  float* next_;
+  int64_t used_ = 0;
+};
+
+/// Sizes in whole pairs and panels.
+int64_t key_columns(const HeadLayout& l) { return whole_panels(l.seq); }
+int64_t head_columns(const HeadLayout& l) { return whole_panels(l.dim); }
+int64_t head_pairs(const HeadLayout& l) { return l.dim / 2; }
+
+struct ForwardParts {
+  ForwardParts(const HeadLayout& l, Parts& parts)
+      : k(parts.panels(head_pairs(l), l.seq)),
+        v(parts.panels(key_columns(l) / 2, l.dim)),
+        scores(parts.floats(kBlockRows * key_columns(l))),
+        out(parts.floats(kBlockRows * head_columns(l))),
+        p(parts.halves(kBlockRows * key_columns(l))) {}
+  Panels k;  // of k^T
+  Panels v;
+  float *scores, *out;
+  bf16* p;
+};
+
+struct BackwardParts {
+  BackwardParts(const HeadLayout& l, Parts& parts)
+      : k(parts.panels(head_pairs(l), l.seq)),
+        v(parts.panels(head_pairs(l), l.seq)),
+        k_rows(parts.panels(key_columns(l) / 2, l.dim)),
+        q(parts.panels(kGroupRows / 2, l.dim)),
+        dout(parts.panels(kGroupRows / 2, l.dim)),
+        dk(parts.floats(key_columns(l) * head_columns(l))),
+        dv(parts.floats(key_columns(l) * head_columns(l))),
+        scores(parts.floats(kBlockRows * key_columns(l))),
+        dp(parts.floats(kBlockRows * key_columns(l))),
+        dq(parts.floats(kBlockRows * head_columns(l))),
+        ds(parts.halves(kBlockRows * key_columns(l))),
+        paired_p(parts.halves(kGroupRows * key_columns(l))),
+        paired_ds(parts.halves(kGroupRows * key_columns(l))) {}
+  Panels k, v;     // of k^T and v^T
+  Panels k_rows;   // of k
+  Panels q, dout;  // of a group of rows
+  float *dk, *dv, *scores, *dp, *dq;
+  bf16* ds;
+  bf16 *paired_p, *paired_ds;  // of a group: for each pair of rows the two elements of each key
+};
+
+/// A block of query rows and the keys that they may see: `keys` from `begin` on, and as many columns as panels have.
+struct Block {
+  Block(const HeadLayout& l, int64_t bh, int64_t from, int64_t height)
+      : first(from),
+        rows(std::min(height, l.seq - from)),
+        begin(l.first_key(bh, from) / kPanel * kPanel),
+        keys(from + rows - begin),
+        columns(whole_panels(keys)) {}
+  int64_t first, rows, begin, keys, columns;
+};
 
 void write_rows(const HeadLayout& l, bf16* to, int64_t stride, const float* from, int64_t rows,
                 float factor) {
   for (int64_t t = 0; t < rows; ++t) {
-#pragma omp simd
-    for (int64_t d = 0; d < l.dim; ++d) store(to[t * stride + d], from[t * l.dim + d] * factor);
+    const float* row = from + t * head_columns(l);
+    round_each(to + t * stride, l.dim, [=](int64_t d) { return row[d] * factor; });
   }
 }
 
-float forward_of_head(const HeadLayout& l, const AttentionArgs& a, const std::vector<ForwardBlock>& blocks,
-                      int64_t bh, float* scratch) {
-  float *scores = scratch, *o = scores + block_floats(l);
-  auto* p = reinterpret_cast<bf16*>(o + padded(kBlockRows * l.dim));
+/// scores = e^(scale * (score - max)) of the keys that the row sees, p the same rounded, with zeros at other keys. Returns
+/// max and the sum of scores.
+std::pair<float, float> probabilities(bf16* p, float* scores, SeenKeys seen, int64_t keys, float scale) {
+  std::fill_n(p, seen.first, bf16(0.0f));
+  p += seen.first, scores += seen.first, keys -= seen.first;
+  constexpr float kLeast = -std::numeric_limits<float>::infinity();
+  const int64_t count = seen.end - seen.first, end = whole_vectors(count, keys);
+  std::fill(scores + count, scores + end, kLeast);
+  float max = kLeast;
+#pragma omp simd reduction(max : max)
+  for (int64_t j = 0; j < end; ++j) max = scores[j] > max ? scores[j] : max;
+  const float factor = scale * kLog2E, shift = -max * factor;
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < end; ++j) sum += scores[j] = exp2_rough(mul_add(scores[j], factor, shift));
+  narrow(p, scores, end);
+  std::fill(p + end, p + keys, bf16(0.0f));
+  return {max, sum};
+}
+
+float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
+  Parts memory(scratch);
+  const ForwardParts parts(l, memory);
   const Rows q = rows_of(l, a, bh, 0), k = rows_of(l, a, bh, 1), v = rows_of(l, a, bh, 2);
+  pack_transposed(parts.k, k.data, k.stride, l.seq, l.dim);
+  pack_rows(parts.v, v.data, v.stride, l.seq, l.dim);
   bf16* out = a.out.as<bf16>() + l.out(bh);
   float largest = -std::numeric_limits<float>::infinity();
-  for (const auto& [first, n, begin, keys, dots_of_block, out_of_block] : blocks) {
-    dots_of_block.run(q.at(first), k.at(begin), scores);
+  for (int64_t first = 0; first < l.seq; first += kBlockRows) {
+    const Block b(l, bh, first, kBlockRows);
+    multiply({.m = b.rows,
+              .n = b.columns,
+              .pairs = head_pairs(l),
+              .a = q.pairs(first),
+              .b = parts.k,
+              .first_column = b.begin,
+              .c = parts.scores,
+              .ldc = b.columns});
     float sums[kBlockRows];
-    for (int64_t i = 0; i < n; ++i) {
+    for (int64_t i = 0; i < b.rows; ++i) {
+      const int64_t at = i * b.columns;
       const auto [max, sum] =
-          exponentials(p + i * keys, scores + i * keys, l.seen(bh, first + i, begin), keys, l.scale);
+          probabilities(parts.p + at, parts.scores + at, l.seen(bh, first + i, b.begin), b.columns, l.scale);
       sums[i] = sum;
       largest = std::max(largest, max * l.scale);
       a.lse[bh * l.seq + first + i] = max * l.scale + std::log(sum);
     }
-    out_of_block.run(p, v.at(begin), o);
-    for (int64_t i = 0; i < n; ++i)
-      write_rows(l, out + (first + i) * l.out_stride(), l.out_stride(), o + i * l.dim, 1, 1.0f / sums[i]);
+    multiply({.m = b.rows,
+              .n = head_columns(l),
+              .pairs = b.columns / 2,
+              .a = {parts.p, b.columns, 2},
+              .b = parts.v,
+              .first_pair = b.begin / 2,
+              .c = parts.out,
+              .ldc = head_columns(l)});
+    for (int64_t i = 0; i < b.rows; ++i)
+      write_rows(l, out + (first + i) * l.out_stride(), l.out_stride(), parts.out + i * head_columns(l), 1,
+                 1.0f / sums[i]);
   }
   return largest;
 }
 
 /// Turns scores into p and dp into the scores' gradients, for query row `row` and `keys` keys from `begin` on.
 void gradient_of_row(const HeadLayout& l, const AttentionArgs& a, int64_t bh, int64_t row, int64_t begin,
-                     int64_t keys, const float* scores, const float* dp, bf16* p, bf16* ds) {
+                     int64_t keys, float* scores, float* dp) {
   const bf16 *out = a.out.as<bf16>() + l.out(bh) + row * l.out_stride(),
              *dout = a.dout.as<bf16>() + l.out(bh) + row * l.out_stride();
   float delta = 0;  // sum of p * dp over the row
 #pragma omp simd reduction(+ : delta)
   for (int64_t d = 0; d < l.dim; ++d) delta += float(out[d]) * float(dout[d]);
-  const float lse = a.lse[bh * l.seq + row], scale = l.scale;
+  const float factor = l.scale * kLog2E, shift = -a.lse[bh * l.seq + row] * kLog2E;
   const SeenKeys seen = l.seen(bh, row, begin);
-  const int64_t from = seen.first, count = seen.end, end = whole_vectors(count, keys);
-  std::fill_n(p, from, bf16(0.0f));
-  std::fill_n(ds, from, bf16(0.0f));
+  const int64_t from = seen.first, count = seen.end;
 #pragma omp simd
-  for (int64_t j = from; j < end; ++j) {
-    const float e = j < count ? exp_bounded(scale * scores[j] - lse) : 0.0f;
-    store(p[j], e);
-    store(ds[j], j < count ? e * (dp[j] - delta) : 0.0f);
+  for (int64_t j = from; j < whole_vectors(count, keys); ++j) {
+    scores[j] = exp2_rough(mul_add(scores[j], factor, shift));
+    dp[j] = scores[j] * (dp[j] - delta);
   }
-  std::fill(p + end, p + keys, bf16(0.0f));
-  std::fill(ds + end, ds + keys, bf16(0.0f));
+  for (float* values : {scores, dp}) {
+    std::fill_n(values, from, 0.0f);
+    std::fill(values + count, values + keys, 0.0f);
+  }
+}
+
+/// Writes dq of a block's rows, and the block's p and ds into those of its group, `columns` keys wide.
+void backward_of_block(const HeadLayout& l, const AttentionArgs& a, const BackwardParts& parts,
+                       const Block& b, int64_t bh, bf16* paired_p, bf16* paired_ds, int64_t columns) {
+  const Rows q = rows_of(l, a, bh, 0), dout{a.dout.as<bf16>() + l.out(bh), l.out_stride()};
+  const auto dots = [&](const Rows& x, const Panels& y, float* c) {
+    multiply({.m = b.rows,
+              .n = b.columns,
+              .pairs = head_pairs(l),
+              .a = x.pairs(b.first),
+              .b = y,
+              .first_column = b.begin,
+              .c = c,
+              .ldc = b.columns});
+  };
+  dots(q, parts.k, parts.scores);
+  dots(dout, parts.v, parts.dp);
+  for (int64_t i = 0; i < b.rows; ++i) {
+    const int64_t at = i * b.columns;
+    gradient_of_row(l, a, bh, b.first + i, b.begin, b.columns, parts.scores + at, parts.dp + at);
+    narrow(parts.ds + at, parts.dp + at, b.columns);
+  }
+  if (b.rows % 2 == 1) {  // a pair's other row
+    std::fill_n(parts.scores + b.rows * b.columns, b.columns, 0.0f);
+    std::fill_n(parts.dp + b.rows * b.columns, b.columns, 0.0f);
+  }
+  for (int64_t i = 0; i < b.rows; i += 2) {
+    const int64_t even = i * b.columns, odd = even + b.columns;
+    round_pairs(paired_p + i * columns, parts.scores + even, parts.scores + odd, b.columns);
+    round_pairs(paired_ds + i * columns, parts.dp + even, parts.dp + odd, b.columns);
+  }
+  multiply({.m = b.rows,
+            .n = head_columns(l),
+            .pairs = b.columns / 2,
+            .a = {parts.ds, b.columns, 2},
+            .b = parts.k_rows,
+            .first_pair = b.begin / 2,
+            .c = parts.dq,
+            .ldc = head_columns(l)});
+  write_rows(l, a.dqkv.as<bf16>() + l.qkv(bh, 0) + b.first * l.qkv_stride(), l.qkv_stride(), parts.dq, b.rows,
+             l.scale);
 }
 
 /// Writes dq of query head bh and adds to dk and dv of its key head.
-void backward_of_head(const HeadLayout& l, const AttentionArgs& a, const std::vector<BackwardBlock>& blocks,
-                      int64_t bh, float* dk, float* dv, float* scratch) {
-  float *scores = scratch, *dp = scores + block_floats(l), *dq = dp + block_floats(l);
-  auto* p = reinterpret_cast<bf16*>(dq + padded(kBlockRows * l.dim));
-  bf16* ds = p + 2 * half_floats(l);
-  const Rows q = rows_of(l, a, bh, 0), k = rows_of(l, a, bh, 1), v = rows_of(l, a, bh, 2);
-  const Rows dout{a.dout.as<bf16>() + l.out(bh), l.out_stride()};
-  for (const BackwardBlock& block : blocks) {
-    const auto [first, n, begin, keys] = std::tuple(block.first, block.rows, block.begin, block.keys);
-    block.scores.run(q.at(first), k.at(begin), scores);
-    block.dp.run(dout.at(first), v.at(begin), dp);
-    for (int64_t i = 0; i < n; ++i)
-      gradient_of_row(l, a, bh, first + i, begin, keys, scores + i * keys, dp + i * keys, p + i * keys,
-                      ds + i * keys);
-    block.dv.run(p, dout.at(first), dv + begin * l.dim);
-    block.dk.run(ds, q.at(first), dk + begin * l.dim);
-    block.dq.run(ds, k.at(begin), dq);
-    write_rows(l, a.dqkv.as<bf16>() + l.qkv(bh, 0) + first * l.qkv_stride(), l.qkv_stride(), dq, n, l.scale);
+void backward_of_head(const HeadLayout& l, const AttentionArgs& a, const BackwardParts& parts, int64_t bh) {
+  const Rows q = rows_of(l, a, bh, 0), dout{a.dout.as<bf16>() + l.out(bh), l.out_stride()};
+  for (int64_t first = 0; first < l.seq; first += kGroupRows) {
+    const Block group(l, bh, first, kGroupRows);
+    for (int64_t row = 0; row < group.rows; row += kBlockRows) {
+      Block b(l, bh, first + row, kBlockRows);
+      b.begin = group.begin, b.keys = b.first + b.rows - b.begin, b.columns = whole_panels(b.keys);
+      backward_of_block(l, a, parts, b, bh, parts.paired_p + row * group.columns,
+                        parts.paired_ds + row * group.columns, group.columns);
+    }
+    pack_rows(parts.q, q.at(first), q.stride, group.rows, l.dim);
+    pack_rows(parts.dout, dout.at(first), dout.stride, group.rows, l.dim);
+    // [keys, dim] += p^T dout, ds^T q. Of the keys behind the first block's, its rows see none.
+    const int64_t pairs = (group.rows + 1) / 2,
+                  first_keys = std::min(group.keys, first + kBlockRows - group.begin);
+    const auto add = [&](float* to, const bf16* paired, const Panels& rows, int64_t key, int64_t keys,
+                         int64_t pair) {
+      multiply({.m = keys,
+                .n = head_columns(l),
+                .pairs = pairs - pair,
+                .a = {paired + 2 * (pair * group.columns + key), 2, 2 * group.columns},
+                .b = rows,
+                .first_pair = pair,
+                .c = to + (group.begin + key) * head_columns(l),
+                .ldc = head_columns(l),
+                .add = true});
+    };
+    for (const auto& [to, paired, rows] :
+         {std::tuple(parts.dv, parts.paired_p, parts.dout), std::tuple(parts.dk, parts.paired_ds, parts.q)}) {
+      add(to, paired, rows, 0, first_keys, 0);
+      if (group.rows > kBlockRows) add(to, paired, rows, first_keys, group.keys - first_keys, kBlockRows / 2);
+    }
   }
 }
 
 /// The query heads of key head `group`, counted over batch and key heads, in order.
-void backward_of_group(const HeadLayout& l, const AttentionArgs& a, const std::vector<BackwardBlock>& blocks,
-                       int64_t group, float* scratch) {
-  const int64_t first = group * l.group, size = padded(l.seq * l.dim);
-  float *dk = scratch, *dv = dk + size;
-  std::fill_n(dk, 2 * size, 0.0f);
-  for (int64_t bh = first; bh < first + l.group; ++bh) backward_of_head(l, a, blocks, bh, dk, dv, dv + size);
+void backward_of_group(const HeadLayout& l, const AttentionArgs& a, int64_t group, float* scratch) {
+  Parts memory(scratch);
+  const BackwardParts parts(l, memory);
+  const int64_t first = group * l.group, sums = l.seq * head_columns(l);
+  const Rows k = rows_of(l, a, first, 1), v = rows_of(l, a, first, 2);
+  pack_transposed(parts.k, k.data, k.stride, l.seq, l.dim);
+  pack_transposed(parts.v, v.data, v.stride, l.seq, l.dim);
+  pack_rows(parts.k_rows, k.data, k.stride, l.seq, l.dim);
+  std::fill_n(parts.dk, sums, 0.0f);
+  std::fill_n(parts.dv, sums, 0.0f);
+  for (int64_t bh = first; bh < first + l.group; ++bh) backward_of_head(l, a, parts, bh);
   bf16* dqkv = a.dqkv.as<bf16>();
-  write_rows(l, dqkv + l.qkv(first, 1), l.qkv_stride(), dk, l.seq, l.scale);
-  write_rows(l, dqkv + l.qkv(first, 2), l.qkv_stride(), dv, l.seq, 1);
+  write_rows(l, dqkv + l.qkv(first, 1), l.qkv_stride(), parts.dk, l.seq, l.scale);
+  write_rows(l, dqkv + l.qkv(first, 2), l.qkv_stride(), parts.dv, l.seq, 1);
 }
 
 }  // namespace
 
 bool bf16_attention(const AttentionArgs& a) {
-  return a.qkv.dtype == DType::bf16 && features().bf16_products != nullptr;
+  return a.qkv.dtype == DType::bf16 && a.head_dim % 2 == 0 && features().bf16_products != nullptr;
 }
 
 int64_t bf16_forward_floats(const HeadLayout& l) {
-  return block_floats(l) + padded(kBlockRows * l.dim) + half_floats(l);
+  Parts parts(nullptr);
+  ForwardParts(l, parts);
+  return parts.used();
 }
 
 int64_t bf16_backward_floats(const HeadLayout& l) {
-  return 2 * padded(l.seq * l.dim) + 2 * block_floats(l) + padded(kBlockRows * l.dim) + 2 * half_floats(l);
+  Parts parts(nullptr);
+  BackwardParts(l, parts);
+  return parts.used();
 }
 
 void bf16_forward(ExecutionContext& ctx, const HeadLayout& l, const AttentionArgs& a, float* largest) {
-  std::vector<ForwardBlock> blocks;
-  const int64_t stride = l.qkv_stride();
-  for_blocks(l, [&](int64_t first, int64_t rows, int64_t begin, int64_t keys) {
-    blocks.push_back(
-        {first, rows, begin, keys, dots(l, rows, keys, stride, stride), weighted(l, rows, keys, stride)});
-  });
   for_each(ctx, a.batch * a.heads, bf16_forward_floats(l),
-           [&](int64_t bh, float* scratch) { largest[bh] = forward_of_head(l, a, blocks, bh, scratch); });
+           [&](int64_t bh, float* scratch) { largest[bh] = forward_of_head(l, a, bh, scratch); });
 }
 
 void bf16_backward(ExecutionContext& ctx, const HeadLayout& l, const AttentionArgs& a) {
-  std::vector<BackwardBlock> blocks;
-  const int64_t in = l.qkv_stride(), out = l.out_stride();
-  for_blocks(l, [&](int64_t first, int64_t rows, int64_t begin, int64_t keys) {
-    blocks.push_back({first, rows, begin, keys, dots(l, rows, keys, in, in), dots(l, rows, keys, out, in),
-                      transposed(l, rows, keys, out), transposed(l, rows, keys, in),
-                      weighted(l, rows, keys, in)});
-  });
   for_each(ctx, a.batch * a.kv_heads, bf16_backward_floats(l),
-           [&](int64_t group, float* scratch) { backward_of_group(l, a, blocks, group, scratch); });
+           [&](int64_t group, float* scratch) { backward_of_group(l, a, group, scratch); });
 }
 
 }  // namespace sherd::cpu

@@ -32,7 +32,7 @@ void attend(const CachedAttentionArgs& a, int64_t row, int64_t head, float* scor
     for (int64_t d = 0; d < dim; ++d) dot += float(q[d]) * scale * float(key[d]);
     scores[j] = dot;
   }
-  const auto [max, of_keys] = exponentials(scores, scores, {0, keys}, keys);
+  const auto [max, of_keys] = exponentials(scores, {0, keys}, keys);
   // Infinite where the sink is far above all scores: the result is 0 then.
   const float sum = of_keys + (a.sinks != nullptr ? std::exp(a.sinks[head] - max) : 0.0f);
   std::fill_n(sum_of_values, dim, 0.0f);

@@ -6,7 +6,6 @@
 #include <limits>
 #include <utility>
 
-#include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
 namespace sherd::cpu {
@@ -20,13 +19,10 @@ struct SeenKeys {
   int64_t first, end;
 };
 
-/// p = exp(scale * (score - max)) with zeros at keys that the row does not see; returns {max, sum of p}. p may be the scores; the sum is that
-/// of values before they are rounded to T.
-template <class T>
-std::pair<float, float> exponentials(T* p, const float* scores, SeenKeys seen, int64_t keys,
-                                     float scale = 1) {
-  std::fill_n(p, seen.first, T(0.0f));
-  p += seen.first, scores += seen.first, keys -= seen.first;
+/// scores = exp(score - max) with zeros at keys that the row does not see; returns {max, sum}.
+inline std::pair<float, float> exponentials(float* scores, SeenKeys seen, int64_t keys) {
+  std::fill_n(scores, seen.first, 0.0f);
+  scores += seen.first, keys -= seen.first;
   const int64_t count = seen.end - seen.first;
   constexpr float kLeast = -std::numeric_limits<float>::infinity();
   const int64_t end = whole_vectors(count, keys);
@@ -39,11 +35,11 @@ std::pair<float, float> exponentials(T* p, const float* scores, SeenKeys seen, i
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t j = 0; j < end; ++j) {
-    const float e = j < count ? exp_bounded(scale * (scores[j] - max)) : 0.0f;
-    store(p[j], e);
+    const float e = j < count ? exp_bounded(scores[j] - max) : 0.0f;
+    scores[j] = e;
     sum += e;
   }
-  std::fill(p + end, p + keys, T(0.0f));
+  std::fill(scores + end, scores + keys, 0.0f);
   return {max, sum};
 }
 

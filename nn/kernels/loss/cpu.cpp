@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/parallel.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
@@ -39,8 +40,7 @@ template <class T>
 void gradient(T* dx, const T* x, int64_t count, const Softmax& of, int64_t target, float scale) {
   const float p = exp_fast(float(x[target]) - of.max) / of.sum;  // before dx, which may be x, is written
   vectorized([=, factor = scale / of.sum, top = of.max] {
-#pragma omp simd
-    for (int64_t j = 0; j < count; ++j) store(dx[j], exp_fast(float(x[j]) - top) * factor);
+    round_each(dx, count, [=](int64_t j) { return exp_fast(float(x[j]) - top) * factor; });
   });
   dx[target] = T((p - 1.0f) * scale);
 }

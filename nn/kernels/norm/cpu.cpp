@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/parallel.h>
 
 namespace sherd::cpu {
@@ -14,8 +15,7 @@ float forward_row(T* y, const T* x, const T* w, int64_t cols, float eps) {
 #pragma omp simd reduction(+ : squares)
   for (int64_t c = 0; c < cols; ++c) squares += float(x[c]) * float(x[c]);
   const float rstd = 1.0f / std::sqrt(squares / static_cast<float>(cols) + eps);
-#pragma omp simd
-  for (int64_t c = 0; c < cols; ++c) store(y[c], float(x[c]) * rstd * float(w[c]));
+  round_each(y, cols, [=](int64_t c) { return float(x[c]) * rstd * float(w[c]); });
   return rstd;
 }
 
@@ -28,17 +28,12 @@ const T* row_of(Ref matrix, int64_t r, int64_t cols) {
 /// dx[c] = value(c), rounded, and the same plus addend[c] where that is not null. dx may be addend.
 template <class T, class F>
 void store_sums(T* dx, const T* addend, int64_t cols, F value) {
-  if (addend == nullptr) {
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) store(dx[c], value(c));
-    return;
-  }
-#pragma omp simd
-  for (int64_t c = 0; c < cols; ++c) {
+  if (addend == nullptr) return round_each(dx, cols, value);
+  round_each(dx, cols, [&](int64_t c) {
     T rounded;
     store(rounded, value(c));
-    store(dx[c], float(addend[c]) + float(rounded));
-  }
+    return float(addend[c]) + float(rounded);
+  });
 }
 
 template <class T>
@@ -120,12 +115,10 @@ Moments layer_norm_row(T* y, const T* x, const T* w, const T* bias, int64_t cols
   for (int64_t c = 0; c < cols; ++c) squares += (float(x[c]) - mean) * (float(x[c]) - mean);
   const auto rstd = static_cast<float>(1 / std::sqrt(squares / n + eps));
   if (bias == nullptr) {
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) store(y[c], (float(x[c]) - mean) * rstd * float(w[c]));
+    round_each(y, cols, [=](int64_t c) { return (float(x[c]) - mean) * rstd * float(w[c]); });
   } else {
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c)
-      store(y[c], (float(x[c]) - mean) * rstd * float(w[c]) + float(bias[c]));
+    round_each(y, cols,
+               [=](int64_t c) { return (float(x[c]) - mean) * rstd * float(w[c]) + float(bias[c]); });
   }
   return {mean, rstd};
 }

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/parallel.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
@@ -18,8 +19,7 @@ void forward_row(T* y, const T* x, int64_t cols) {
 #pragma omp simd reduction(+ : sum)
   for (int64_t c = 0; c < cols; ++c) sum += exp_fast(float(x[c]) - max);
   const auto factor = static_cast<float>(1 / sum);
-#pragma omp simd
-  for (int64_t c = 0; c < cols; ++c) store(y[c], exp_fast(float(x[c]) - max) * factor);
+  round_each(y, cols, [=](int64_t c) { return exp_fast(float(x[c]) - max) * factor; });
 }
 
 template <class T>
@@ -28,8 +28,7 @@ void backward_row(T* dx, const T* dy, const T* y, int64_t cols) {
 #pragma omp simd reduction(+ : products)
   for (int64_t c = 0; c < cols; ++c) products += float(y[c]) * float(dy[c]);
   const auto dot = static_cast<float>(products);
-#pragma omp simd
-  for (int64_t c = 0; c < cols; ++c) store(dx[c], float(y[c]) * (float(dy[c]) - dot));
+  round_each(dx, cols, [=](int64_t c) { return float(y[c]) * (float(dy[c]) - dot); });
 }
 
 /// Calls f(the first element of a row) for every row.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/parallel.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
@@ -30,6 +31,13 @@ struct FloatMath {
   static float tanh(float x) { return tanh_fast(x); }
   static float sigmoid(float x) { return sigmoid_fast(x); }
   static float pow(float x, float y) { return std::pow(x, y); }
+};
+
+/// For results that are rounded to bf16.
+struct RoughMath : FloatMath {
+  static float exp(float x) { return exp_rough(x); }
+  static float tanh(float x) { return tanh_rough(x); }
+  static float sigmoid(float x) { return 1.0f / (1.0f + exp_rough(-x)); }
 };
 
 /// Requests the tile's cache lines, which are far apart, for the second-level cache.
@@ -118,22 +126,14 @@ template <class T>
   }
 }
 
-/// out = f(x, y, z) of each element, a row of a tile at a time. `wide` has room for it.
+/// out = f(x, y, z) of each element, a row of a tile at a time.
 template <class T, class F>
-void apply(F f, Rows<T> out, Rows<const float> x, Rows<const float> y, Rows<const float> z, Extent e,
-           float* wide) {
+void apply(F f, Rows<T> out, Rows<const float> x, Rows<const float> y, Rows<const float> z, Extent e) {
   e = joined(e, {out.step, x.step, y.step, z.step});
   for (int64_t r = 0; r < e.rows; ++r) {
     T* to = out.data + r * out.step;
     const float *a = x.data + r * x.step, *b = y.data + r * y.step, *c = z.data + r * z.step;
-    float* values = wide;
-    if constexpr (std::is_same_v<T, float>) values = to;
-#pragma omp simd
-    for (int64_t k = 0; k < e.cols; ++k) values[k] = f(a[k], b[k], c[k]);
-    if constexpr (!std::is_same_v<T, float>) {
-#pragma omp simd
-      for (int64_t k = 0; k < e.cols; ++k) store(to[k], values[k]);
-    }
+    round_each(to, e.cols, [&](int64_t k) { return f(a[k], b[k], c[k]); });
   }
 }
 
@@ -141,7 +141,7 @@ void apply(F f, Rows<T> out, Rows<const float> x, Rows<const float> y, Rows<cons
 template <class T>
 struct Buffers {
   alignas(64) T arranged[1 + kMapInputs][kTileElements];  // the output first
-  alignas(64) float wide[1 + kMapInputs][kTileElements];  // likewise; of an operand without memory, its value
+  alignas(64) float wide[kMapInputs][kTileElements];      // of an operand without memory, its value
 };
 
 /// One tile.
@@ -162,9 +162,9 @@ void map_tile(const Tiling& t, F f, const Tiling::Place& here, Buffers<T>& buffe
   Rows<const float> in[kMapInputs];
   for (int k = 0; k < kMapInputs; ++k)
     in[k] = k >= a.inputs      ? in[0]
-            : a.in[k].ref.data ? widened<T>(operand(k, kShortRow), e, buffers.wide[1 + k])
-                               : Rows<const float>{buffers.wide[1 + k], e.cols};
-  apply<T>(f, out, in[0], in[1], in[2], e, buffers.wide[0]);
+            : a.in[k].ref.data ? widened<T>(operand(k, kShortRow), e, buffers.wide[k])
+                               : Rows<const float>{buffers.wide[k], e.cols};
+  apply<T>(f, out, in[0], in[1], in[2], e);
   if (!direct) scatter<T>(to, step, e, {out.data, out.step});
 }
 
@@ -175,7 +175,7 @@ void map_tiles(const Tiling& t, F f, int64_t begin, int64_t end) {
   const MapArgs& a = t.a;
   for (int k = 0; k < kMapInputs; ++k)
     if (a.in[k].ref.data == nullptr)
-      std::fill_n(buffers.wide[1 + k], t.tile.rows * t.tile.cols, float(a.in[k].value));
+      std::fill_n(buffers.wide[k], t.tile.rows * t.tile.cols, float(a.in[k].value));
   constexpr int64_t kAhead = sizeof(T);  // tiles, of 64 lines on each side
   Tiling::Place places[kAhead];
   for (int64_t i = begin; i < end + kAhead; ++i) {
@@ -195,7 +195,8 @@ void map(ExecutionContext& ctx, const MapArgs& a) {
   const Tiling t(a);
   const int64_t grain = std::max<int64_t>(1, kGrain / (t.tile.rows * t.tile.cols));
   with_activation(a.out.ref.dtype, [&]<class T>(T) {
-    host::with_map_function<FloatMath>(a.function, [&](auto f) {
+    using Math = std::conditional_t<std::is_same_v<T, float>, FloatMath, RoughMath>;
+    host::with_map_function<Math>(a.function, [&](auto f) {
       parallel_for(ctx, t.count, grain, [=](int64_t begin, int64_t end) { map_tiles<T>(t, f, begin, end); });
     });
   });
