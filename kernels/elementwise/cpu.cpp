@@ -43,6 +43,8 @@ void cast(ExecutionContext& ctx, Ref dst, Ref src, int64_t count) {
       auto* d = dst.as<decltype(to)>();
       auto* s = src.as<decltype(from)>();
       parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+        if constexpr (std::is_same_v<decltype(from), float> && std::is_same_v<decltype(to), bf16>)
+          return narrow(d + begin, s + begin, end - begin);
 #pragma omp simd
         for (int64_t i = begin; i < end; ++i) d[i] = convert<decltype(to)>(s[i]);
       });

@@ -19,28 +19,39 @@ inline float clamped(float x) {
   return c > 10.0f ? 10.0f : c;
 }
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + exp_bounded(-x)); }
-
-inline float gelu(float x) {
-  const float c = clamped(x), low = x < -10.0f ? -10.0f : x;
-  return low * sigmoid(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
+template <class T>
+float sigmoid(float x) {
+  return 1.0f / (1.0f + (std::is_same_v<T, float> ? exp_bounded(-x) : exp_rough(-x)));
 }
 
-inline float gelu_slope(float x) {
+/// Of results of type T.
+template <class T>
+float gelu(float x) {
+  const float c = clamped(x), low = x < -10.0f ? -10.0f : x;
+  return low * sigmoid<T>(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
+}
+
+template <class T>
+float gelu_slope(float x) {
   const float c = clamped(x);
-  const float s = sigmoid(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
+  const float s = sigmoid<T>(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
   const float du = kTwoRoot * mul_add(3 * kCubic * c, c, 1.0f);
   return mul_add(c * s * (1.0f - s), du, s);
 }
 
 void gelu_forward(ExecutionContext& ctx, Ref y, Ref x, int64_t count) {
-  map_elements(
-      ctx, count, [](float v) { return gelu(v); }, y, x);
+  with_activation(y.dtype, [&]<class T>(T) {
+    map_elements_of(
+        ctx, count, [](float v) { return gelu<T>(v); }, y.as<T>(), x.as<const T>());
+  });
 }
 
 void gelu_backward(ExecutionContext& ctx, Ref dx, Ref dy, Ref x, int64_t count) {
-  map_elements(
-      ctx, count, [](float d, float v) { return d * gelu_slope(v); }, dx, dy, x);
+  with_activation(dx.dtype, [&]<class T>(T) {
+    map_elements_of(
+        ctx, count, [](float d, float v) { return d * gelu_slope<T>(v); }, dx.as<T>(), dy.as<const T>(),
+        x.as<const T>());
+  });
 }
 
 void add_bias(ExecutionContext& ctx, Ref y, Ref bias, int64_t rows, int64_t cols) {

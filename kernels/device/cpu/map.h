@@ -8,16 +8,19 @@
 
 namespace sherd::cpu {
 
-/// out[i] = f(in[i]...), of f32 or bf16, computed in fp32. `out` may be one of `in`.
+/// out[i] = f(in[i]...), computed in fp32. `out` may be one of `in`.
+template <class T, class F, class... In>
+void map_elements_of(ExecutionContext& ctx, int64_t count, F f, T* out, const In*... in) {
+  parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+    round_each(out + begin, end - begin, [=](int64_t i) { return f(float(in[begin + i])...); });
+  });
+}
+
+/// The same of f32 or bf16.
 template <class F, class... In>
 void map_elements(ExecutionContext& ctx, int64_t count, F f, Ref out, In... in) {
   with_activation(out.dtype, [&]<class T>(T) {
-    parallel_for(ctx, count, kGrain,
-                 [f, to = out.as<T>(), ... from = static_cast<const T*>(in.template as<T>())](int64_t begin,
-                                                                                              int64_t end) {
-                   round_each(to + begin, end - begin,
-                              [&](int64_t i) { return f(float(from[begin + i])...); });
-                 });
+    map_elements_of(ctx, count, f, out.as<T>(), static_cast<const T*>(in.template as<T>())...);
   });
 }
 

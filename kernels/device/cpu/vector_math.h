@@ -2,8 +2,10 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 namespace sherd::cpu {
 
@@ -113,5 +115,23 @@ inline float tanh_rough(float x) {
   const float q = mul_add(mul_add(0.0135675445f, z, 0.4379737f), z, 1.0f);
   return c * p / q;
 }
+
+/// Functions for results of type T: those that are rounded to 16 bits need less.
+struct FloatMath {
+  using Number = float;
+  static float exp(float x) { return exp_fast(x); }
+  static float log(float x) { return log_fast(x); }
+  static float sqrt(float x) { return std::sqrt(x); }
+  static float tanh(float x) { return tanh_fast(x); }
+  static float sigmoid(float x) { return sigmoid_fast(x); }
+  static float pow(float x, float y) { return std::pow(x, y); }
+};
+struct RoughMath : FloatMath {
+  static float exp(float x) { return exp_rough(x); }
+  static float tanh(float x) { return tanh_rough(x); }
+  static float sigmoid(float x) { return 1.0f / (1.0f + exp_rough(-x)); }
+};
+template <class T>
+using MathFor = std::conditional_t<std::is_same_v<T, float>, FloatMath, RoughMath>;
 
 }  // namespace sherd::cpu

@@ -15,10 +15,12 @@ struct GeluErf {
   static float slope(float x) { return mul_add(0.39894228f * x, exp_fast(-0.5f * x * x), distribution(x)); }
 };
 
+/// Of results of type T.
+template <class T>
 struct Silu {
-  static float value(float x) { return x * sigmoid_fast(x); }
+  static float value(float x) { return x * MathFor<T>::sigmoid(x); }
   static float slope(float x) {
-    const float s = sigmoid_fast(x);
+    const float s = MathFor<T>::sigmoid(x);
     return s * mul_add(x, 1.0f - s, 1.0f);
   }
 };
@@ -28,13 +30,13 @@ struct Relu {
   static float slope(float x) { return x <= 0.0f ? 0.0f : 1.0f; }
 };
 
-template <class F>
+template <class T, class F>
 void with_activation_function(Activation f, F&& call) {
   switch (f) {
     case Activation::gelu_erf:
       return call(GeluErf{});
     case Activation::silu:
-      return call(Silu{});
+      return call(Silu<T>{});
     case Activation::relu:
       return call(Relu{});
   }
@@ -52,16 +54,21 @@ void for_parts(ExecutionContext& ctx, int64_t rows, int64_t cols, F f) {
 }
 
 void activation_forward(ExecutionContext& ctx, Activation f, Ref y, Ref x, int64_t count) {
-  with_activation_function(f, [&]<class F>(F) {
-    map_elements(
-        ctx, count, [](float v) { return F::value(v); }, y, x);
+  with_activation(y.dtype, [&]<class T>(T) {
+    with_activation_function<T>(f, [&]<class F>(F) {
+      map_elements_of(
+          ctx, count, [](float v) { return F::value(v); }, y.as<T>(), x.as<const T>());
+    });
   });
 }
 
 void activation_backward(ExecutionContext& ctx, Activation f, Ref dx, Ref dy, Ref x, int64_t count) {
-  with_activation_function(f, [&]<class F>(F) {
-    map_elements(
-        ctx, count, [](float d, float v) { return d * F::slope(v); }, dx, dy, x);
+  with_activation(dx.dtype, [&]<class T>(T) {
+    with_activation_function<T>(f, [&]<class F>(F) {
+      map_elements_of(
+          ctx, count, [](float d, float v) { return d * F::slope(v); }, dx.as<T>(), dy.as<const T>(),
+          x.as<const T>());
+    });
   });
 }
 
@@ -72,7 +79,7 @@ void swiglu_forward(ExecutionContext& ctx, const SwigluArgs& a) {
       const T *gate = a.gate.as<T>() + r * a.stride, *up = a.up.as<T>() + r * a.stride;
       T* y = a.y.as<T>() + r * a.cols;
       round_each(y + begin, end - begin,
-                 [=](int64_t c) { return Silu::value(float(gate[begin + c])) * float(up[begin + c]); });
+                 [=](int64_t c) { return Silu<T>::value(float(gate[begin + c])) * float(up[begin + c]); });
     });
   });
 }
@@ -87,8 +94,8 @@ void swiglu_backward(ExecutionContext& ctx, const SwigluArgs& a) {
 #pragma omp simd
       for (int64_t c = begin; c < end; ++c) {
         const float d = float(dy[c]), g = float(gate[c]), u = float(up[c]);
-        store(dgate[c], d * u * Silu::slope(g));
-        store(dup[c], d * Silu::value(g));
+        store(dgate[c], d * u * Silu<T>::slope(g));
+        store(dup[c], d * Silu<T>::value(g));
       }
     });
   });

@@ -23,23 +23,6 @@ namespace {
 
 constexpr int64_t kShortRow = 16;  // a function of shorter rows runs over rows arranged one behind the other
 
-struct FloatMath {
-  using Number = float;
-  static float exp(float x) { return exp_fast(x); }
-  static float log(float x) { return log_fast(x); }
-  static float sqrt(float x) { return std::sqrt(x); }
-  static float tanh(float x) { return tanh_fast(x); }
-  static float sigmoid(float x) { return sigmoid_fast(x); }
-  static float pow(float x, float y) { return std::pow(x, y); }
-};
-
-/// For results that are rounded to bf16.
-struct RoughMath : FloatMath {
-  static float exp(float x) { return exp_rough(x); }
-  static float tanh(float x) { return tanh_rough(x); }
-  static float sigmoid(float x) { return 1.0f / (1.0f + exp_rough(-x)); }
-};
-
 /// Requests the tile's cache lines, which are far apart, for the second-level cache.
 template <class T>
 void prefetch_tile(const T* p, Step s, Extent e) {
@@ -159,7 +142,7 @@ void map_tile(const Tiling& t, F f, const Tiling::Place& here, Buffers<T>& buffe
   const bool direct = in_place(step, e, kShortRow);
   const Rows<T> out =
       direct ? Rows<T>{to, step.dense(e) ? e.cols : step.row} : Rows<T>{buffers.arranged[0], e.cols};
-  Rows<const float> in[kMapInputs];
+  Rows<const float> in[kMapInputs]{};
   for (int k = 0; k < kMapInputs; ++k)
     in[k] = k >= a.inputs      ? in[0]
             : a.in[k].ref.data ? widened<T>(operand(k, kShortRow), e, buffers.wide[k])
@@ -195,8 +178,7 @@ void map(ExecutionContext& ctx, const MapArgs& a) {
   const Tiling t(a);
   const int64_t grain = std::max<int64_t>(1, kGrain / (t.tile.rows * t.tile.cols));
   with_activation(a.out.ref.dtype, [&]<class T>(T) {
-    using Math = std::conditional_t<std::is_same_v<T, float>, FloatMath, RoughMath>;
-    host::with_map_function<Math>(a.function, [&](auto f) {
+    host::with_map_function<MathFor<T>>(a.function, [&](auto f) {
       parallel_for(ctx, t.count, grain, [=](int64_t begin, int64_t end) { map_tiles<T>(t, f, begin, end); });
     });
   });
