@@ -25,18 +25,18 @@ void narrow(T* to, const float* from, int64_t n) {
 /// to[i] = value(i) rounded to its type, for i in [0, n). value() is pure, and may read to[i] but no other element of `to`.
 template <class T, class F>
 void round_each(T* to, int64_t n, F value) {
-  if constexpr (std::is_same_v<T, float>) {
+  if (std::is_same_v<T, float> || n <= 32) {  // fewer are not worth a call
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) to[i] = value(i);
-  } else {
-    constexpr int64_t kBlock = 512;  // stays in the first-level cache
-    alignas(64) float block[kBlock];
-    for (int64_t first = 0; first < n; first += kBlock) {
-      const int64_t count = std::min(kBlock, n - first);
+    for (int64_t i = 0; i < n; ++i) store(to[i], value(i));
+    return;
+  }
+  constexpr int64_t kBlock = 512;  // stays in the first-level cache
+  alignas(64) float block[kBlock];
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t count = std::min(kBlock, n - first);
 #pragma omp simd
-      for (int64_t i = 0; i < count; ++i) block[i] = value(first + i);
-      narrow(to + first, block, count);
-    }
+    for (int64_t i = 0; i < count; ++i) block[i] = value(first + i);
+    narrow(to + first, block, count);
   }
 }
 
