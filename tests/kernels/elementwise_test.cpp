@@ -26,6 +26,22 @@ TEST(Elementwise, CastMatchesReferenceForEveryPair) {
   }
 }
 
+TEST(Elementwise, CastToBf16MatchesReferenceForEveryUpperHalf) {
+  Floats values;
+  for (uint32_t upper = 0; upper < 1u << 16; ++upper)
+    for (const uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      values.push_back(std::bit_cast<float>(upper << 16 | lower));
+  values.push_back(1.0f / 3);  // behind whole vectors
+  Lab lab;
+  const Floats rounded = lab.floats(lab.tensor({std::ssize(values)}, values, DType::bf16));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float want(bf16(values[i]));
+    ASSERT_TRUE(std::isnan(want) ? std::isnan(rounded[i])
+                                 : std::bit_cast<uint32_t>(rounded[i]) == std::bit_cast<uint32_t>(want))
+        << values[i];
+  }
+}
+
 TEST(Elementwise, CastRoundsToNearestEven) {
   Lab lab;
   Tensor b = lab.tensor({3}, {1.00390625f, 1.01171875f, 1.005f}, DType::bf16);  // two ties

@@ -1,11 +1,10 @@
 #include <gtest/gtest.h>
-#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
+#include <sherd/kernels/device/dtype.h>
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 namespace sherd::cpu {
 namespace {
@@ -48,21 +47,6 @@ TEST(VectorMath, RoughTanh) {
     EXPECT_EQ(float(bf16(tanh_rough(-x))), -1) << x;
   }
   EXPECT_TRUE(std::isnan(tanh_rough(std::nanf(""))));
-}
-
-TEST(VectorMath, RowsAreNarrowedWithTheBitsOfTheConstructor) {
-  std::vector<float> from;  // every upper half, with ends, middles and ties of the lower one
-  for (uint32_t upper = 0; upper < 1u << 16; ++upper)
-    for (const uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
-      from.push_back(std::bit_cast<float>(upper << 16 | lower));
-  from.push_back(1.0f / 3);  // behind whole vectors
-  std::vector<bf16> to(from.size()), each(from.size());
-  narrow(to.data(), from.data(), std::ssize(from));
-  round_each(each.data(), std::ssize(from), [&](int64_t i) { return from[size_t(i)]; });
-  for (size_t i = 0; i < from.size(); ++i) {
-    ASSERT_EQ(to[i].bits, bf16(from[i]).bits) << from[i];
-    ASSERT_EQ(each[i].bits, to[i].bits) << from[i];
-  }
 }
 
 TEST(VectorMath, Sigmoid) {
