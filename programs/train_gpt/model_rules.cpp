@@ -24,10 +24,6 @@ void check_tensor_parallel(const TrainConfig& c, const ModelSource& source,
                            std::vector<std::string>& problems) {
   const sherd::nn::ModelDescription& d = source.config.description;
   if (c.tp < 1) return;
-  if (c.tp > 1 && is_olmo(d))
-    problems.push_back(fmt::format(
-        "--tp {}: the norms of --model {} span all heads, which is computed on one rank alone; leave it out",
-        c.tp, c.model));
   std::vector<std::string> undivided;
   if (d.heads % c.tp != 0) undivided.push_back(fmt::format("its {} heads", d.heads));
   if ((d.mixture.experts == 0 || d.mixture.dense_layers > 0) && d.hidden % c.tp != 0)
