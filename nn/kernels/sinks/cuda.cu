@@ -13,12 +13,17 @@ constexpr int kSinkWarps = 16;  // of a block
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 
+/// Index into lse of a head of a row of out.
+__device__ __forceinline__ int64_t sum_of(const SinksArgs& a, int64_t row, int64_t head) {
+  return (row / a.seq * a.heads + head) * a.seq + row % a.seq;
+}
+
 /// A warp has one head of one row.
 template <class T>
 __global__ void __launch_bounds__(kSinkWarps* kWarp) sinks_forward_kernel(SinksArgs a) {
   const int64_t i = int64_t{blockIdx.x} * kSinkWarps + warp(), row = i / a.heads, head = i % a.heads;
   if (row >= a.batch * a.seq) return;
-  const int64_t sum = a.sum(row / a.seq, head, row % a.seq);
+  const int64_t sum = sum_of(a, row, head);
   const float lse = a.lse[sum], sink = a.sinks[head], most = fmaxf(lse, sink);
   const float with = most + logf(expf(lse - most) + expf(sink - most)), factor = expf(lse - with);
   __syncwarp();  // all have read lse
@@ -36,12 +41,13 @@ __global__ void __launch_bounds__(kSinkWarps* kWarp) sinks_backward_kernel(Sinks
   double total = 0;
   for (int64_t row = warp(); row < a.batch * a.seq; row += kSinkWarps) {
     const int64_t first = (row * a.heads + head) * a.head_dim;
-    const T *const out = static_cast<const T*>(a.out.data) + first,
-                   *const dout = static_cast<const T*>(a.dout.data) + first;
+    const T *const out = static_cast<const T*>(a.out.data) + first, *const dout =
+                                                                        static_cast<const T*>(a.dout.data) +
+                                                                        first;
     float dot = 0;
     for (int64_t d = lane(); d < a.head_dim; d += kWarp) dot = fmaf(to_float(dout[d]), to_float(out[d]), dot);
     dot = warp_reduce(dot, Add{});
-    total += exp(sink - static_cast<double>(a.lse[a.sum(row / a.seq, head, row % a.seq)])) * dot;
+    total += exp(sink - static_cast<double>(a.lse[sum_of(a, row, head)])) * dot;
   }
   if (lane() == 0) of_warp[warp()] = total;
   __syncthreads();
