@@ -81,16 +81,16 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const int tiles = (end + N - 1) / N;
   for (int t = begin; t < tiles; ++t) {
     __nv_bfloat16* k = streamed + t % 2 * 2 * S::kTile;
-    const bool edge = t * N + N - 1 > first || t * N < all_see;
+    const bool edge = t * N + N - 1 > first || (kBounded && t * N < all_see);
     copies_done();
     const bool poisoned = __syncthreads_or(edge && copied_non_finite<N, D>(k)) != 0;
     if (t + 1 < tiles) load(t + 1);
 
     const int ahead = own - t * N;  // row i sees key j of the tile when j <= i + ahead
-    auto sees = [&](int row, int j) {
+    auto sees = [ahead, t, own, first_key](int row, int j) {
       return j <= row + ahead && (!kBounded || t * N + j >= first_key(own + row));
     };
-    const bool any = ahead > -16 * M && own < end && own_begin < t * N + N;
+    const bool any = ahead > -16 * M && own < end && (!kBounded || own_begin < t * N + N);
     Left<M, N> left_ds;
     if (any) {
       Block<M, N> s = {}, ds = {};
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       if (t + 1 < tiles) load(t + 1);
 
       const int ahead = t * N - own;  // query j of the tile sees key i when i <= j + ahead
-      auto sees = [&](int row, int j) {
+      auto sees = [ahead, t, own, first_key](int row, int j) {
         return row <= j + ahead && (!kBounded || own + row >= first_key(t * N + j));
       };
       const bool any = ahead > -N && own < end && (!kBounded || first_key(t * N) < own + 16 * M);

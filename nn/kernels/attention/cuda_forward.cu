@@ -125,16 +125,17 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   for (int t = begin; t < tiles; ++t) {
     const __nv_bfloat16* k = streamed + t % 2 * 2 * F::kTile;
     __nv_bfloat16* v = streamed + t % 2 * 2 * F::kTile + F::kTile;
-    const bool edge = t * N + N - 1 > first || t * N < all_see;  // some row of the block does not see all
+    const bool edge =
+        t * N + N - 1 > first || (kBounded && t * N < all_see);  // some row of the block does not see all
     copies_done();
     const bool poisoned = __syncthreads_or(edge && copied_non_finite<N, D>(v)) != 0;
     if (t + 1 < tiles) load(t + 1);
 
     const int ahead = own - t * N;  // row i sees key j of the tile when j <= i + ahead
-    auto sees = [&](int row, int j) {
+    auto sees = [ahead, t, own, first_key](int row, int j) {
       return j <= row + ahead && (!kBounded || t * N + j >= first_key(own + row));
     };
-    const bool any = ahead > -16 * M && own < end && own_begin < t * N + N;
+    const bool any = ahead > -16 * M && own < end && (!kBounded || own_begin < t * N + N);
     Left<M, N> probabilities;
     if (any) {
       Block<M, N> s = {};
