@@ -24,20 +24,24 @@ float dot_of(const T* dy, const T* x, const T* w, int64_t cols) {
   return dot;
 }
 
-/// Of row r: of its columns here, or of all.
+/// Of row r, over its columns here.
 template <class T>
-float sum_of(const RmsNormArgs& a, int64_t r) {
-  if (a.sums.data != nullptr) return a.sums.as<const float>()[r];
+float own_sum(const RmsNormArgs& a, int64_t r, bool backward) {
   const T* const x = a.x.as<T>() + r * a.cols;
-  return a.dy.data == nullptr ? squares_of(x, a.cols)
-                              : dot_of(a.dy.as<T>() + r * a.cols, x, a.w.as<T>(), a.cols);
+  return backward ? dot_of(a.dy.as<T>() + r * a.cols, x, a.w.as<T>(), a.cols) : squares_of(x, a.cols);
+}
+
+/// The same over all columns.
+template <class T>
+float whole_sum(const RmsNormArgs& a, int64_t r, bool backward) {
+  return a.sums.data != nullptr ? a.sums.as<const float>()[r] : own_sum<T>(a, r, backward);
 }
 
 template <class T>
 float forward_row(const RmsNormArgs& a, int64_t r) {
   T* const y = a.y.as<T>() + r * a.cols;
   const T *const x = a.x.as<T>() + r * a.cols, *const w = a.w.as<T>();
-  const float rstd = 1.0f / std::sqrt(sum_of<T>(a, r) / static_cast<float>(a.columns()) + a.eps);
+  const float rstd = 1.0f / std::sqrt(whole_sum<T>(a, r, false) / static_cast<float>(a.columns()) + a.eps);
 #pragma omp simd
   for (int64_t c = 0; c < a.cols; ++c) store(y[c], float(x[c]) * rstd * float(w[c]));
   return rstd;
@@ -69,7 +73,7 @@ template <class T>
 void backward_row(const RmsNormArgs& a, int64_t r) {
   const T *const dy = a.dy.as<T>() + r * a.cols, *const x = a.x.as<T>() + r * a.cols, *const w = a.w.as<T>();
   const float rstd = a.rstd.as<float>()[r],
-              mean = sum_of<T>(a, r) * rstd * rstd / static_cast<float>(a.columns());
+              mean = whole_sum<T>(a, r, true) * rstd * rstd / static_cast<float>(a.columns());
   store_sums(a.dx.as<T>() + r * a.cols, row_of<T>(a.addend, r, a.cols), a.cols,
              [&](int64_t c) { return rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean); });
 }
@@ -114,10 +118,9 @@ void rms_norm_forward(ExecutionContext& ctx, const RmsNormArgs& a) {
 
 void rms_norm_sums(ExecutionContext& ctx, const RmsNormArgs& a) {
   with_activation(a.x.dtype, [&](auto type) {
-    RmsNormArgs own = a;
-    own.sums = {};
     parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) a.sums.as<float>()[r] = sum_of<decltype(type)>(own, r);
+      for (int64_t r = begin; r < end; ++r)
+        a.sums.as<float>()[r] = own_sum<decltype(type)>(a, r, a.dy.data != nullptr);
     });
   });
 }
