@@ -17,8 +17,7 @@ struct AttentionOptions {
   /// Several forwards (microbatches, or a recomputation for backward) continue raising. The caller sets it to
   /// -infinity when a step begins.
   Tensor max_logits{};
-  /// Positions that a row sees at most, its own included; 0: all before it. CUDA devices compute windows of the
-  /// sequences' length or more, and those of a cache.
+  /// Positions that a row sees at most, its own included; 0: all before it.
   int64_t window = 0;
   /// [heads] or not defined(): a learned logit of each head, which is one more key's score in its softmax; see SinksArgs.
   Parameter sinks{};
@@ -39,7 +38,7 @@ struct AttentionOptions {
 ///
 /// With a cache it returns the last rows of that sequence: equal to rounding, and in bits when the cache was
 /// empty before.
-/// @throws NotSupported for `starts` on a device without kernels for them; ShapeMismatch / InvalidArgument for a qkv that does not fit, or exceeds the cache's remaining
+/// @throws ShapeMismatch / InvalidArgument for a qkv that does not fit, or exceeds the cache's remaining
 /// capacity; for a cache on a tape outside NoGrad, or with more than one sequence.
 Var attention(const Var& qkv, const AttentionOptions& options);
 

@@ -1,6 +1,8 @@
 // Normalisation of queries and keys.
 #pragma once
 
+#include <vector>
+
 #include <sherd/nn/function.h>
 #include <sherd/nn/tensor_parallel.h>
 
@@ -20,9 +22,12 @@ namespace sherd::nn {
 Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps = 1e-6f,
             const TensorParallel& tp = {}, float base = 0);
 
-/// RMSNorm of all columns of q together, and of all of k, as OLMo 2 does before rope(): qkv [rows, q's columns + 2 * k's]
-/// as above, weights q and k of as many elements as the columns that they scale; v stays. Keeps the same.
-/// @throws ShapeMismatch for columns that do not fit the weights.
-Var projection_norm(const Var& qkv, const Parameter& q, const Parameter& k, float eps = 1e-6f);
+/// RMSNorm of all columns of q together, and of all of k, as OLMo 2 does before rope(): x [rows, columns] begins with the
+/// columns of each weight, in turn; the columns behind them stay. Keeps the same.
+/// @param tp ranks of which each has as many columns of every row, and of the weights: the rows' sums are added over them,
+/// in one all-reduce of an f32 for each row and weight, in forward and in backward.
+/// @throws ShapeMismatch for fewer columns than the weights have.
+Var projection_norm(const Var& x, const std::vector<Parameter>& weights, float eps = 1e-6f,
+                    const TensorParallel& tp = {});
 
 }  // namespace sherd::nn

@@ -165,10 +165,6 @@ void check_family(const ModelDescription& m, Problems& p) {
 
 void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problems& p) {
   const int tp = o.tp.size();
-  p.unless(
-      tp == 1 || !is_olmo(m),
-      fmt::format("{} tensor-parallel ranks; its norms span all heads, which is computed on one rank alone",
-                  tp));
   p.unless(m.heads % tp == 0, fmt::format("{} tensor-parallel ranks do not divide {} heads", tp, m.heads));
   if (m.mixture.experts <= 0 || m.mixture.dense_layers > 0)
     p.unless(m.hidden % tp == 0,

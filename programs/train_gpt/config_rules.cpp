@@ -235,9 +235,6 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
     problems.push_back("--packing: windows have no examples to pack; give --sft");
   if (c.packing && c.model.empty())
     problems.push_back("--packing: the byte model's learned positions do not restart in a row; give --model");
-  if (c.packing && c.device == "cuda")
-    problems.push_back(
-        "--packing: GPUs have no attention kernel for several examples in a row; leave it out");
   if (!c.has_tokens() && !c.model.empty() && (c.trains() || c.eval_only))
     problems.push_back(
         fmt::format("--model {}: takes tokens; give --tokens or --sft FILE (scripts/tokenize.py makes them), "

@@ -24,10 +24,6 @@ void check_tensor_parallel(const TrainConfig& c, const ModelSource& source,
                            std::vector<std::string>& problems) {
   const sherd::nn::ModelDescription& d = source.config.description;
   if (c.tp < 1) return;
-  if (c.tp > 1 && is_olmo(d))
-    problems.push_back(fmt::format(
-        "--tp {}: the norms of --model {} span all heads, which is computed on one rank alone; leave it out",
-        c.tp, c.model));
   std::vector<std::string> undivided;
   if (d.heads % c.tp != 0) undivided.push_back(fmt::format("its {} heads", d.heads));
   if ((d.mixture.experts == 0 || d.mixture.dense_layers > 0) && d.hidden % c.tp != 0)
@@ -41,27 +37,12 @@ void check_tensor_parallel(const TrainConfig& c, const ModelSource& source,
         fmt::format("--tp {}: must, of --model {}, divide {}", c.tp, c.model, fmt::join(undivided, " and ")));
 }
 
-void check_windows(const TrainConfig& c, const ModelSource& source, std::vector<std::string>& problems) {
-  const int64_t window = source.config.description.window;
-  if (window > 0 && c.seq > window && sherd::parse_device_kind(c.device) == sherd::DeviceKind::cuda)
-    problems.push_back(
-        fmt::format("--device cuda: windows of {} tokens, which --model {} has, are computed on CPUs alone "
-                    "in sequences of {}; "
-                    "give --seq {}, or --device cpu",
-                    window, c.model, c.seq, window));
-  if (is_gpt_oss(source.config.description) && sherd::parse_device_kind(c.device) == sherd::DeviceKind::cuda)
-    problems.push_back(fmt::format(
-        "--device cuda: --model {} has attention sinks, which are computed on CPUs alone; give --device cpu",
-        c.model));
-}
-
 }  // namespace
 
 void check_model(const TrainConfig& c, const ModelSource& source, std::vector<std::string>& problems) {
   if (c.trains() || c.eval_only)
     collect(problems, [&] { sherd::hf::require_sequence(source.config, c.seq); });
   check_tensor_parallel(c, source, problems);
-  check_windows(c, source, problems);
   if (c.moe_bias_speed > 0 && !routes_in_groups(source.config.description))
     problems.push_back(fmt::format(
         "--moe-bias-speed {}: --model {} is of family {}, which has no selection bias; leave it out",

@@ -228,6 +228,13 @@ TEST_F(CudnnAttention, SherdsKernelsComputeWhatItDoesNot) {
   const Tensor qkv = lab.random(kCase.wide(), 1, DType::bf16), out = lab.empty(kCase.narrow(), DType::bf16),
                lse = lab.empty(kCase.sums());
   ops::attention_forward(lab.s, out, lse, lab.shifted(qkv), kCase.batch, kCase.heads, kCase.kv_heads);
+  const Tensor starts = lab.ints({kCase.batch, kCase.seq}, std::vector<int32_t>(80, 0)),
+               dqkv = lab.empty(kCase.wide(), DType::bf16);
+  for (const auto& [window, first] : {std::pair(int64_t{5}, Tensor()), std::pair(int64_t{0}, starts)}) {
+    ops::attention_forward(lab.s, out, lse, qkv, kCase.batch, kCase.heads, kCase.kv_heads, {}, window, first);
+    ops::attention_backward(lab.s, dqkv, out, out, lse, qkv, kCase.batch, kCase.heads, kCase.kv_heads, window,
+                            first);
+  }
   lab.s.synchronize();
   EXPECT_EQ(cudnn_calls()["cudnn plan"], 0);
 }

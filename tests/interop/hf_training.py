@@ -45,8 +45,8 @@ def main():
     data = ["--tokens", work / "tokens.bin", "--token-format", "u16", "--order", "sequential", "--seq", SEQ, "--batch", BATCH]
     for family in ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "olmo2", "glm4_moe", "olmo3", "gemma3_text", "gpt_oss"):
         out, metrics = work / family, work / f"{family}.jsonl"
-        ranks = ["--ranks", 4, "--tp", 1 if family.startswith("olmo") else 2] + (["--expert-parallel", 2] if family in ("qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss") else [])
-        run(program, "--model", models / family, *data, *ranks, "--optimizer", "muon", "--steps", 4, "--export-hf", out)
+        ranks = ["--ranks", 4, "--tp", 2] + (["--expert-parallel", 2] if family in ("qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss") else [])
+        run(program, "--model", models / family, *data, *ranks, "--optimizer", "muon", "--steps", 20, "--export-hf", out)
         if shapes_of(out) != shapes_of(models / family):
             sys.exit(f"{family}: names, shapes or dtypes are not those of the folder that came in")
         run(program, "--model", out, *data, "--ranks", 2, "--steps", 1, "--metrics", metrics)

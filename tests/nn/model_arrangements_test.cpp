@@ -26,7 +26,7 @@ TEST(Arrangements, StrategiesAndRecomputationHaveTheSameBits) {
        {"llama", "qwen3_moe", "deepseek_v3", "glm4_moe", "olmo3", "gemma3_text", "gpt_oss"}) {
     ModelDescription m = described(family);
     if (routes_in_groups(m)) m.mixture.balance = 0.01, m.mixture.bias_speed = 0.01;
-    for (const int tp : is_olmo(m) ? std::vector{1} : std::vector{1, 2}) {
+    for (const int tp : {1, 2}) {
       Arrangement a{.name = family, .ranks = 4, .tp = tp, .ep = m.mixture.experts > 0 ? 2 : 1};
       a.strategy = Strategy::no_shard;
       const Outcome want = train(m, a);
@@ -55,7 +55,9 @@ TEST(Arrangements, WhatTensorParallelRanksDoNotDivideIsWholeOutside) {
                         {"qwen2", 3, 200},
                         {"mistral", 4, 198},
                         {"gpt2", 4, 199},
-                        {"qwen3", 4, 5}}) {
+                        {"qwen3", 4, 5},
+                        {"olmo2", 4, 199},
+                        {"olmo3", 4, 5}}) {
     ModelDescription m = described(c.family);
     m.vocab = c.vocab;
     m.hidden = 48;
@@ -95,7 +97,7 @@ TEST(Arrangements, UnitsOfBf16StayNearF32) {
   for (const char* family : kFamilies) {
     const ModelDescription m = described(family);
     const Outcome want = train(m, {.name = "f32"});
-    for (const int tp : is_olmo(m) ? std::vector{1} : std::vector{1, 2}) {
+    for (const int tp : {1, 2}) {
       const Outcome got = train(m, {.name = "bf16", .ranks = 2, .tp = tp, .compute = DType::bf16});
       // Two layers of some ten roundings to 2^-9, and what three steps make of them.
       EXPECT_LT(distance(got.losses, want.losses), 0.01) << family << tp;
@@ -179,7 +181,8 @@ TEST(Arrangements, TokenByTokenWithACacheIsTheWholeSequence) {
        {Arrangement{.name = "gpt2", .ranks = 2, .tp = 2}, Arrangement{.name = "llama", .ranks = 4, .tp = 4},
         Arrangement{.name = "qwen3_moe", .ranks = 2, .tp = 2, .ep = 2},
         Arrangement{.name = "deepseek_v3", .ranks = 2, .tp = 2, .ep = 2},
-        Arrangement{.name = "glm4_moe", .ranks = 2, .tp = 2, .ep = 2}, Arrangement{.name = "olmo3"},
+        Arrangement{.name = "glm4_moe", .ranks = 2, .tp = 2, .ep = 2},
+        Arrangement{.name = "olmo3", .ranks = 2, .tp = 2},
         Arrangement{.name = "gemma3_text", .ranks = 2, .tp = 2},
         Arrangement{.name = "gpt_oss", .ranks = 2, .tp = 2, .ep = 2}})
     launch(a.ranks, [&](RankContext& rank) {

@@ -27,7 +27,6 @@ const Arrangement kExperts[] = {
 
 std::vector<Arrangement> arrangements(const nn::ModelDescription& m) {
   std::vector<Arrangement> all(std::begin(kDense), std::end(kDense));
-  if (is_olmo(m)) std::erase_if(all, [](const Arrangement& a) { return a.tp > 1; });
   if (m.mixture.experts > 0) all.insert(all.end(), std::begin(kExperts), std::end(kExperts));
   return all;
 }

@@ -97,7 +97,9 @@ TEST(SequenceParallel, AnyNumberOfRowsTrainsAsOnOneRank) {
                         {"qwen3", 4, 2, 5, 5, false},
                         {"mistral", 2, 1, 3, 198, true},
                         {"qwen3_moe", 4, 1, 3, 21, true},
-                        {"mixtral", 2, 1, 3, 21, false}}) {
+                        {"mixtral", 2, 1, 3, 21, false},
+                        {"olmo2", 4, 1, 9, 199, false},
+                        {"olmo3", 2, 2, 5, 7, true}}) {
     ModelDescription m = with_large_weights(c.family);
     m.vocab = c.vocab;
     m.hidden = 48;

@@ -64,17 +64,13 @@ AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse,
 void queue_attention(Stream& s, const char* what, void (*kernel)(ExecutionContext&, const AttentionArgs&),
                      const AttentionArgs& a) {
   Device& device = s.device();
-  if (a.starts != nullptr && !kernels<AttentionKernels>(s).takes_starts)
-    throw NotSupported(fmt::format(
-        "{}: {} has no kernel for several documents in a row; give each a row of its own, or use the CPU",
-        what, device.describe()));
   const auto place = [](const void* p) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(p) % 16); };
   const InOrder in_order(
-      device,
-      device.kind() == DeviceKind::cuda &&
-          device.first_use({a.dqkv.data != nullptr, a.batch, a.seq, a.heads, a.kv_heads, a.head_dim,
-                            static_cast<int64_t>(a.qkv.dtype), a.max_logits != nullptr, place(a.qkv.data),
-                            place(a.out.data), place(a.lse), place(a.dout.data), place(a.dqkv.data)}));
+      device, device.kind() == DeviceKind::cuda &&
+                  device.first_use({a.dqkv.data != nullptr, a.batch, a.seq, a.heads, a.kv_heads, a.head_dim,
+                                    static_cast<int64_t>(a.qkv.dtype), a.max_logits != nullptr, a.window,
+                                    a.starts != nullptr, place(a.qkv.data), place(a.out.data), place(a.lse),
+                                    place(a.dout.data), place(a.dqkv.data)}));
   queue(s, what, kernel, a);
 }
 

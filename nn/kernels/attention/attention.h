@@ -49,7 +49,6 @@ struct AttentionKernels {
   void (*cached_attention)(ExecutionContext&, const CachedAttentionArgs&);
   /// Returns the scratch bytes that forward or, with dqkv, backward requests with so many threads; null: none.
   int64_t (*scratch)(const AttentionArgs&, int threads) = nullptr;
-  bool takes_starts = false;  // whether the first two follow AttentionArgs::starts
 };
 Work work_of(const Device& device, const AttentionArgs& a);
 
@@ -60,10 +59,9 @@ namespace ops {
 ///   over the batch and the pairs that the mask leaves, if that is larger than what is there. The caller sets it to
 ///   -infinity when a new maximum begins. A score that is NaN is passed over. It is what clips query and key weights
 ///   (QK-clip of MuonClip; Kimi K2, 2025).
-/// @param window as AttentionArgs::window; one of the sequences' length or more has no effect. CUDA kernels throw
-///   NotSupported for a shorter one.
+/// @param window as AttentionArgs::window; one of the sequences' length or more has no effect.
 /// @param starts i32 [batch, seq] or undefined. The caller guarantees starts[t] <= t, no starts[t] below that of t - 1, and
-///   starts[starts[t]] == starts[t]. @throws NotSupported for a device without kernels for it.
+///   starts[starts[t]] == starts[t].
 void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
                        int64_t heads, int64_t kv_heads = 0, const Tensor& max_logits = {}, int64_t window = 0,
                        const Tensor& starts = {});

@@ -24,8 +24,7 @@ namespace ops {
 
 /// q [rows, columns] of at least heads * head_dim columns: a packed qkv serves as it is. k and v hold the new
 /// rows already, at [length, length + rows); later rows are not read. The head_dim follows from out.
-/// kv_heads divides heads; 0 means as many as heads. Without a gradient. `sinks`, where defined, is f32 [heads];
-/// CUDA kernels throw NotSupported for it.
+/// kv_heads divides heads; 0 means as many as heads. Without a gradient. `sinks`, where defined, is f32 [heads].
 /// @throws ShapeMismatch also when length + rows is more than k and v have; InvalidArgument for a negative
 /// length.
 void cached_attention(Stream& s, const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,

@@ -191,7 +191,6 @@ const AttentionKernels* AttentionKernels::cpu() {
       .attention_backward = cpu::attention_backward,
       .cached_attention = cpu::cached_attention,
       .scratch = cpu::attention_scratch,
-      .takes_starts = true,
   };
   return &table;
 }

@@ -106,11 +106,11 @@ __device__ __forceinline__ void add_mixture(Wide<R, D>& c, const float* p, const
   }
 }
 
-/// The same; tests sees() only where a tile crosses the diagonal.
+/// The same; tests sees() only where some pair of the tile is left out.
 template <int R, int N, int D, class Sees>
-__device__ __forceinline__ void add_mixture(Wide<R, D>& c, const float* p, const float* b, bool diagonal,
+__device__ __forceinline__ void add_mixture(Wide<R, D>& c, const float* p, const float* b, bool edge,
                                             Sees sees) {
-  if (diagonal)
+  if (edge)
     add_mixture<R, N, D>(c, p, b, sees);
   else
     add_mixture<R, N, D>(c, p, b, [](int, int) { return true; });
@@ -148,7 +148,7 @@ struct Backward {
   static constexpr size_t kSharedBytes = ((R + N) * 2 * kStride<D> + R * kStride<N>)*sizeof(float);
 };
 
-template <class T, int D>
+template <class T, int D, bool kBounded>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(Packing p, const T* qkv, T* out, float* lse, float* max_logits) {
   constexpr int R = Forward<D>::R, N = Forward<D>::N;
@@ -159,15 +159,20 @@ __global__ void __launch_bounds__(kThreads)
   const int first = place.tile * R, end = min(first + R, p.seq);
   const auto k_rows = p.in(qkv, place.bh, 1), v_rows = p.in(qkv, place.bh, 2);
   const float scale_log2 = p.scale * kLog2e;
+  const FirstKeys first_key = p.first_keys(place.bh);
+  const int all_see =
+      kBounded ? first_key(end - 1) : 0;  // the first key that all rows of the block see, or none
   load_tile<R, D>(q, p.in(qkv, place.bh, 0), first);
 
   Wide<R, D> o;
   float max[R / 16], sum[R / 16] = {};  // sum: of this thread's columns
 #pragma unroll
   for (float& m : max) m = -INFINITY;
-  for (int begin = 0; begin < end; begin += N) {
-    const bool diagonal = begin + N - 1 > first;
-    auto sees = [&](int row, int j) { return begin + j <= first + row; };
+  for (int begin = kBounded ? first_key(first) / N * N : 0; begin < end; begin += N) {
+    const bool edge = begin + N - 1 > first || begin < all_see;  // some row of the block does not see all
+    auto sees = [&](int row, int j) {
+      return begin + j <= first + row && (!kBounded || begin + j >= first_key(first + row));
+    };
     __syncthreads();
     load_tile<N, D>(kv, k_rows, begin);
     __syncthreads();
@@ -178,7 +183,7 @@ __global__ void __launch_bounds__(kThreads)
       float most = max[i];
 #pragma unroll
       for (int j = 0; j < N / 16; ++j) {
-        if (diagonal && !sees(thread_y() + 16 * i, thread_x() + 16 * j)) s[i][j] = -INFINITY;
+        if (edge && !sees(thread_y() + 16 * i, thread_x() + 16 * j)) s[i][j] = -INFINITY;
         most = fmaxf(most, s[i][j]);
       }
       most = warp_reduce(most, Max{}, kRowThreads);
@@ -198,7 +203,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     load_tile<N, D>(kv, v_rows, begin);
     __syncthreads();
-    add_mixture<R, N, D>(o, weights, kv, diagonal, sees);
+    add_mixture<R, N, D>(o, weights, kv, edge, sees);
   }
   float most = -INFINITY;  // of the rows of this thread
 #pragma unroll
@@ -216,7 +221,7 @@ __global__ void __launch_bounds__(kThreads)
   store_rows<R, D>(p.out(out, place.bh), first, o);
 }
 
-template <class T, int D>
+template <class T, int D, bool kBounded>
 __global__ void __launch_bounds__(kThreads)
     queries_kernel(Packing p, const T* qkv, const T* dout, const RowStats* stats, int64_t padded, T* dqkv) {
   constexpr int R = Backward<D>::R, N = Backward<D>::N;
@@ -228,14 +233,19 @@ __global__ void __launch_bounds__(kThreads)
   const int first = place.tile * R, end = min(first + R, p.seq);
   const auto k_rows = p.in(qkv, place.bh, 1), v_rows = p.in(qkv, place.bh, 2);
   const float scale_log2 = p.scale * kLog2e;
+  const FirstKeys first_key = p.first_keys(place.bh);
+  const int all_see =
+      kBounded ? first_key(end - 1) : 0;  // the first key that all rows of the block see, or none
   load_tile<R, D>(q, p.in(qkv, place.bh, 0), first);
   load_tile<R, D>(d, p.out(dout, place.bh), first);
   stats += place.bh * padded + first;
 
   Wide<R, D> dq;
-  for (int begin = 0; begin < end; begin += N) {
-    const bool diagonal = begin + N - 1 > first;
-    auto sees = [&](int row, int j) { return begin + j <= first + row; };
+  for (int begin = kBounded ? first_key(first) / N * N : 0; begin < end; begin += N) {
+    const bool edge = begin + N - 1 > first || begin < all_see;  // some row of the block does not see all
+    auto sees = [&](int row, int j) {
+      return begin + j <= first + row && (!kBounded || begin + j >= first_key(first + row));
+    };
     __syncthreads();
     load_tile<N, D>(k, k_rows, begin);
     load_tile<N, D>(v, v_rows, begin);
@@ -252,7 +262,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     publish<R, N>(weights, ds);
     __syncthreads();
-    add_mixture<R, N, D>(dq, weights, k, diagonal, sees);
+    add_mixture<R, N, D>(dq, weights, k, edge, sees);
   }
 #pragma unroll
   for (int i = 0; i < R / 16; ++i) dq.scale(i, p.scale);
@@ -260,7 +270,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// dk and dv of a tile of a key head. Scores are held transposed: rows are keys, columns queries.
-template <class T, int D>
+template <class T, int D, bool kBounded>
 __global__ void __launch_bounds__(kThreads)
     keys_kernel(Packing p, const T* qkv, const T* dout, const RowStats* stats, int64_t padded, T* dqkv) {
   constexpr int R = Backward<D>::R, N = Backward<D>::N;
@@ -269,6 +279,9 @@ __global__ void __launch_bounds__(kThreads)
   float* const weights = d + N * kStride<D>;
   const Place place(p, R);  // of a key head; the first tiles are the longest
   const int first = place.tile * R, head = place.bh * p.group;  // head: the first query head of the group
+  const FirstKeys first_key = p.first_keys(head);
+  const int end = kBounded ? first_key.tiles_that_see<N>(first + R - 1, first / N, (p.seq + N - 1) / N) * N
+                           : p.seq;  // of the queries
   const float scale_log2 = p.scale * kLog2e;
   load_tile<R, D>(k, p.in(qkv, head, 1), first);
   load_tile<R, D>(v, p.in(qkv, head, 2), first);
@@ -278,9 +291,11 @@ __global__ void __launch_bounds__(kThreads)
     const auto q_rows = p.in(qkv, h, 0);
     const auto d_rows = p.out(dout, h);
     const RowStats* const head_stats = stats + h * padded;
-    for (int begin = first / N * N; begin < p.seq; begin += N) {
-      const bool diagonal = begin < first + R - 1;
-      auto sees = [&](int row, int j) { return first + row <= begin + j; };
+    for (int begin = first / N * N; begin < end; begin += N) {
+      const bool edge = begin < first + R - 1 || (kBounded && first_key(begin + N - 1) > first);
+      auto sees = [&](int row, int j) {
+        return first + row <= begin + j && (!kBounded || first + row >= first_key(begin + j));
+      };
       __syncthreads();
       load_tile<N, D>(q, q_rows, begin);
       load_tile<N, D>(d, d_rows, begin);
@@ -299,11 +314,11 @@ __global__ void __launch_bounds__(kThreads)
       }
       publish<R, N>(weights, s);
       __syncthreads();
-      add_mixture<R, N, D>(dv, weights, d, diagonal, sees);
+      add_mixture<R, N, D>(dv, weights, d, edge, sees);
       __syncthreads();
       publish<R, N>(weights, ds);
       __syncthreads();
-      add_mixture<R, N, D>(dk, weights, q, diagonal, sees);
+      add_mixture<R, N, D>(dk, weights, q, edge, sees);
     }
   }
 #pragma unroll
@@ -312,30 +327,34 @@ __global__ void __launch_bounds__(kThreads)
   store_rows<R, D>(p.in(dqkv, head, 2), first, dv);
 }
 
-/// Calls call(T{}, constant) with the least of 64, 128, 256 that holds a head.
+/// Calls call(T{}, constant, kBounded) with the least of 64, 128, 256 that holds a head.
 template <class Call>
 void with_kernel(const AttentionArgs& a, Call&& call) {
-  if (a.qkv.dtype == DType::bf16) return call(__nv_bfloat16{}, std::integral_constant<int, 256>{});
-  if (a.head_dim <= 64) return call(float{}, std::integral_constant<int, 64>{});
-  if (a.head_dim <= 128) return call(float{}, std::integral_constant<int, 128>{});
-  call(float{}, std::integral_constant<int, 256>{});
+  const auto with = [&](auto type, auto width) {
+    if (bounded(a)) return call(type, width, std::true_type{});
+    call(type, width, std::false_type{});
+  };
+  if (a.qkv.dtype == DType::bf16) return with(__nv_bfloat16{}, std::integral_constant<int, 256>{});
+  if (a.head_dim <= 64) return with(float{}, std::integral_constant<int, 64>{});
+  if (a.head_dim <= 128) return with(float{}, std::integral_constant<int, 128>{});
+  with(float{}, std::integral_constant<int, 256>{});
 }
 
 }  // namespace
 
 void plain_attention_forward(ExecutionContext& context, const AttentionArgs& a) {
-  with_kernel(a, [&](auto type, auto width) {
+  with_kernel(a, [&](auto type, auto width, auto bounded) {
     using T = decltype(type);
     constexpr int D = width();
     const char* what = "attention_forward";
-    launch(context, what, forward_kernel<T, D>,
+    launch(context, what, forward_kernel<T, D, bounded()>,
            tiles_of(what, a, a.heads, Forward<D>::R, kThreads, Forward<D>::kSharedBytes), Packing(a, type),
            a.qkv.as<const T>(), a.out.as<T>(), a.lse, a.max_logits);
   });
 }
 
 void plain_attention_backward(ExecutionContext& context, const AttentionArgs& a, const RowStats* stats) {
-  with_kernel(a, [&](auto type, auto width) {
+  with_kernel(a, [&](auto type, auto width, auto bounded) {
     using T = decltype(type);
     constexpr int D = width();
     const char* what = "attention_backward";
@@ -344,8 +363,8 @@ void plain_attention_backward(ExecutionContext& context, const AttentionArgs& a,
              tiles_of(what, a, heads, Backward<D>::R, kThreads, Backward<D>::kSharedBytes), Packing(a, type),
              a.qkv.as<const T>(), a.dout.as<const T>(), stats, padded_rows(a.seq), a.dqkv.as<T>());
     };
-    start(keys_kernel<T, D>, a.kv_heads);
-    start(queries_kernel<T, D>, a.heads);
+    start(keys_kernel<T, D, bounded()>, a.kv_heads);
+    start(queries_kernel<T, D, bounded()>, a.heads);
   });
 }
 

@@ -36,6 +36,32 @@ struct Rows {
   __device__ __forceinline__ T* row(int i) const { return data + int64_t{i} * stride; }
 };
 
+/// The first keys that the rows of a sequence see, which never fall from one row to the next. Kernels have a form with
+/// them, kBounded, and one where every row sees all keys before it, so that the latter pays nothing for them.
+struct FirstKeys {
+  const int32_t* starts;  // of the sequence, or null
+  int window, last;       // last: the last row; later ones count as it
+
+  __device__ __forceinline__ int operator()(int row) const {
+    const int first = window > 0 && row >= window ? row - window + 1 : 0;
+    return starts == nullptr ? first : max(first, starts[min(row, last)]);
+  }
+  /// The end of the tiles of N rows, from `tile` on, of which some row sees a key up to `key`.
+  template <int N>
+  __device__ __forceinline__ int tiles_that_see(int key, int tile, int end) const {
+    while (tile < end) {
+      const int middle = tile + (end - tile) / 2;
+      if ((*this)(middle * N) <= key)
+        tile = middle + 1;
+      else
+        end = middle;
+    }
+    return end;
+  }
+};
+
+inline bool bounded(const AttentionArgs& a) { return a.window > 0 || a.starts != nullptr; }
+
 /// Where the heads of a call lie.
 struct Packing {
   int heads, kv_heads, group;  // group: query heads that use one key head
@@ -43,6 +69,8 @@ struct Packing {
   int out_stride, in_stride;   // of a row
   bool vectors;                // of all tensors of the call
   float scale;                 // of scores
+  int window;                  // as starts: AttentionArgs
+  const int32_t* starts;
 
   template <class T>
   Packing(const AttentionArgs& a, T)
@@ -54,12 +82,18 @@ struct Packing {
         out_stride(heads * width),
         in_stride(out_stride + 2 * kv_heads * width),
         vectors(width % static_cast<int>(16 / sizeof(T)) == 0),
-        scale(1 / std::sqrt(static_cast<float>(a.head_dim))) {
+        scale(1 / std::sqrt(static_cast<float>(a.head_dim))),
+        window(static_cast<int>(a.window)),
+        starts(a.starts) {
     for (const void* data : {a.qkv.data, a.out.data, a.dout.data, a.dqkv.data})
       vectors = vectors && reinterpret_cast<uintptr_t>(data) % 16 == 0;
   }
 
-  /// q, k, v (part 0, 1, 2) of query head `bh`, counted over batch and heads.
+  /// Of the sequence of query head `bh`, counted over batch and heads, as below.
+  __device__ __forceinline__ FirstKeys first_keys(int bh) const {
+    return {starts == nullptr ? nullptr : starts + int64_t{bh / heads} * seq, window, seq - 1};
+  }
+  /// q, k, v (part 0, 1, 2) of query head `bh`.
   template <class T>
   __device__ __forceinline__ Rows<T> in(T* qkv, int bh, int part) const {
     const int h = bh % heads, column = part == 0 ? h : heads + (part - 1) * kv_heads + h / group;
@@ -110,10 +144,6 @@ inline bool on_tensor_cores(const char* what, const AttentionArgs& a) {
   if (a.head_dim > 256)
     throw NotSupported(std::string(what) + ": head_dim " + std::to_string(a.head_dim) +
                        "; CUDA kernels take at most 256, use more heads");
-  if (a.window > 0)
-    throw NotSupported(std::string(what) + ": a window of " + std::to_string(a.window) +
-                       " keys in sequences of " + std::to_string(a.seq) +
-                       "; CUDA kernels have none, use sequences of at most its length");
   return a.qkv.dtype == DType::bf16 && a.head_dim <= 128;
 }
 
@@ -147,13 +177,17 @@ __device__ __forceinline__ void raise_max_logit(float* max_logits, const Packing
 void plain_attention_forward(ExecutionContext&, const AttentionArgs&);
 void plain_attention_backward(ExecutionContext&, const AttentionArgs&, const RowStats* stats);
 
-/// Calls call(constant) with the least of 32, 64, 96, 128 that holds a head.
+/// Calls call(constant, kBounded) with the least of 32, 64, 96, 128 that holds a head.
 template <class Call>
-void with_width(int64_t head_dim, Call&& call) {
-  if (head_dim <= 32) return call(std::integral_constant<int, 32>{});
-  if (head_dim <= 64) return call(std::integral_constant<int, 64>{});
-  if (head_dim <= 96) return call(std::integral_constant<int, 96>{});
-  return call(std::integral_constant<int, 128>{});
+void with_width(const AttentionArgs& a, Call&& call) {
+  const auto with = [&](auto width) {
+    if (bounded(a)) return call(width, std::true_type{});
+    call(width, std::false_type{});
+  };
+  if (a.head_dim <= 32) return with(std::integral_constant<int, 32>{});
+  if (a.head_dim <= 64) return with(std::integral_constant<int, 64>{});
+  if (a.head_dim <= 96) return with(std::integral_constant<int, 96>{});
+  with(std::integral_constant<int, 128>{});
 }
 
 }  // namespace sherd::cuda

@@ -45,7 +45,7 @@ struct Queries {
       (2 * kOwned + 4 * kTile) * sizeof(__nv_bfloat16) + kRows * sizeof(RowStats);
 };
 
-template <int D>
+template <int D, bool kBounded>
 __global__ void __launch_bounds__(kTileThreads, 2)
     queries_kernel(Packing p, const __nv_bfloat16* qkv, const __nv_bfloat16* dout, const RowStats* stats,
                    int64_t padded, __nv_bfloat16* dqkv) {
@@ -71,21 +71,26 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   load_tile<S::kRows, D>(d, p.out(dout, place.bh), first);
   for (int i = 2 * static_cast<int>(threadIdx.x); i < S::kRows; i += 2 * kTileThreads)
     copy_async(own_stats + i, stats + place.bh * padded + first + i, first + i < padded);
-  load(0);
+  const FirstKeys first_key = p.first_keys(place.bh);
+  const int begin = kBounded ? first_key(first) / N : 0, own_begin = kBounded ? first_key(own) : 0,
+            all_see = kBounded ? first_key(end - 1) : 0;
+  load(begin);
 
   Block<M, D> dq = {};
   const float scale_log2 = p.scale * kLog2e;
   const int tiles = (end + N - 1) / N;
-  for (int t = 0; t < tiles; ++t) {
+  for (int t = begin; t < tiles; ++t) {
     __nv_bfloat16* k = streamed + t % 2 * 2 * S::kTile;
-    const bool diagonal = t * N + N - 1 > first;
+    const bool edge = t * N + N - 1 > first || (kBounded && t * N < all_see);
     copies_done();
-    const bool poisoned = __syncthreads_or(diagonal && copied_non_finite<N, D>(k)) != 0;
+    const bool poisoned = __syncthreads_or(edge && copied_non_finite<N, D>(k)) != 0;
     if (t + 1 < tiles) load(t + 1);
 
     const int ahead = own - t * N;  // row i sees key j of the tile when j <= i + ahead
-    auto sees = [ahead](int row, int j) { return j <= row + ahead; };
-    const bool any = ahead > -16 * M && own < end;
+    auto sees = [ahead, t, own, first_key](int row, int j) {
+      return j <= row + ahead && (!kBounded || t * N + j >= first_key(own + row));
+    };
+    const bool any = ahead > -16 * M && own < end && (!kBounded || own_begin < t * N + N);
     Left<M, N> left_ds;
     if (any) {
       Block<M, N> s = {}, ds = {};
@@ -104,7 +109,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
           }
         }
       }
-      if (diagonal) for_each<M, N>(ds, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
+      if (edge) for_each<M, N>(ds, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
       left_ds = ds;
     }
     if (poisoned) {
@@ -131,7 +136,7 @@ struct Keys {
       (2 * kOwned + 4 * kTile) * sizeof(__nv_bfloat16) + 2 * kQueries * sizeof(RowStats);
 };
 
-template <int D>
+template <int D, bool kBounded>
 __global__ void __launch_bounds__(kTileThreads, 2)
     keys_kernel(Packing p, const __nv_bfloat16* qkv, const __nv_bfloat16* dout, const RowStats* stats,
                 int64_t padded, __nv_bfloat16* dqkv) {
@@ -147,7 +152,9 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   __nv_bfloat16 *const k = shared, *const v = k + S::kOwned, *const streamed = v + S::kOwned;
   RowStats* const streamed_stats = reinterpret_cast<RowStats*>(streamed + 4 * S::kTile);
   __nv_bfloat16 *const k_own = k + warp * 16 * M * kStride<D>, *const v_own = k_own + S::kOwned;
-  const int begin = first / N, tiles = (p.seq + N - 1) / N;
+  const FirstKeys first_key = p.first_keys(head);
+  const int begin = first / N, all = (p.seq + N - 1) / N,
+            tiles = kBounded ? first_key.tiles_that_see<N>(end - 1, begin, all) : all;
   load_tile<S::kRows, D>(k, p.in(qkv, head, 1), first);
   load_tile<S::kRows, D>(v, p.in(qkv, head, 2), first);
 
@@ -167,15 +174,18 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     load(begin);
     for (int t = begin; t < tiles; ++t) {
       __nv_bfloat16 *q = streamed + t % 2 * 2 * S::kTile, *d = q + S::kTile;
-      const bool diagonal = t * N < first + S::kRows - 1;  // some key of the block is not seen by all
+      // Some key of the block is not seen by all.
+      const bool edge = t * N < first + S::kRows - 1 || (kBounded && first_key(t * N + N - 1) > first);
       copies_done();
       const bool poisoned =
-          __syncthreads_or(diagonal && (copied_non_finite<N, D>(q) || copied_non_finite<N, D>(d))) != 0;
+          __syncthreads_or(edge && (copied_non_finite<N, D>(q) || copied_non_finite<N, D>(d))) != 0;
       if (t + 1 < tiles) load(t + 1);
 
       const int ahead = t * N - own;  // query j of the tile sees key i when i <= j + ahead
-      auto sees = [ahead](int row, int j) { return row <= j + ahead; };
-      const bool any = ahead > -N && own < end;
+      auto sees = [ahead, t, own, first_key](int row, int j) {
+        return row <= j + ahead && (!kBounded || own + row >= first_key(t * N + j));
+      };
+      const bool any = ahead > -N && own < end && (!kBounded || first_key(t * N) < own + 16 * M);
       Left<M, N> left_p, left_ds;
       if (any) {
         Block<M, N> s = {}, ds = {};
@@ -193,7 +203,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
               ds[m][n][i] = s[m][n][i] * (ds[m][n][i] - (i % 2 ? two.w : two.y));
             }
         }
-        if (diagonal) {
+        if (edge) {
           for_each<M, N>(s, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
           for_each<M, N>(ds, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
         }
@@ -234,13 +244,13 @@ void run(ExecutionContext& context, const AttentionArgs& a) {
          a.out.as<const T>(), a.dout.as<const T>(), a.lse, stats);
   if (!on_tensor_cores(what, a)) return plain_attention_backward(context, a, stats);
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    with_width(a.head_dim, [&](auto width) {
+    with_width(a, [&](auto width, auto bounded) {
       using K = Keys<width()>;
       using Q = Queries<width()>;
-      launch(context, what, keys_kernel<width()>,
+      launch(context, what, keys_kernel<width(), bounded()>,
              tiles_of(what, a, a.kv_heads, K::kRows, kTileThreads, K::kSharedBytes), p, a.qkv.as<const T>(),
              a.dout.as<const T>(), stats, padded, a.dqkv.as<T>());
-      launch(context, what, queries_kernel<width()>,
+      launch(context, what, queries_kernel<width(), bounded()>,
              tiles_of(what, a, a.heads, Q::kRows, kTileThreads, Q::kSharedBytes), p, a.qkv.as<const T>(),
              a.dout.as<const T>(), stats, padded, a.dqkv.as<T>());
     });

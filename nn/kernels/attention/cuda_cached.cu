@@ -70,9 +70,11 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   for (int e = 0; e < kPerLane; ++e) values[warp][lane + e * kWarp] = o[e];
   __syncthreads();
 
-  float most = -INFINITY, total = 0;
+  const float sink = a.sinks == nullptr ? -INFINITY : a.sinks[head] * kLog2e;
+  float most = sink;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) most = fmaxf(most, maxima[w]);
+  float total = relative(sink, most);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) total = fmaf(sums[w], relative(maxima[w], most), total);
   T* const out = static_cast<T*>(a.out.data) + (row * a.heads + head) * a.head_dim;
@@ -92,7 +94,6 @@ void cached_attention(ExecutionContext& context, const CachedAttentionArgs& a) {
   if (a.head_dim > 256)
     throw NotSupported("cached_attention: head_dim " + std::to_string(a.head_dim) +
                        "; CUDA kernels take at most 256, use more heads");
-  if (a.sinks != nullptr) throw NotSupported("cached_attention: CUDA kernels have no sinks; use the CPU");
   if (blocks > INT32_MAX)
     throw NotSupported("cached_attention: " + std::to_string(a.rows) + " rows of " + std::to_string(a.heads) +
                        " heads are more than a grid of 2^31 blocks; split the rows");

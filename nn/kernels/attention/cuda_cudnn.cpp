@@ -49,8 +49,8 @@ CudnnPlans& plans_of(CudaQueue& queue) {
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 bool takes(const AttentionArgs& a) {
-  return a.qkv.dtype == DType::bf16 && a.head_dim % 8 == 0 && a.head_dim <= 128 &&
-         (!a.max_logits || cudnn_library().version >= kCudnnWithMaxima) && aligned(a.qkv.data) &&
+  return a.qkv.dtype == DType::bf16 && a.head_dim % 8 == 0 && a.head_dim <= 128 && a.window == 0 &&
+         !a.starts && (!a.max_logits || cudnn_library().version >= kCudnnWithMaxima) && aligned(a.qkv.data) &&
          aligned(a.out.data) && aligned(a.lse) && aligned(a.dout.data) && aligned(a.dqkv.data);
 }
 

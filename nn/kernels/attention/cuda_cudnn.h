@@ -1,7 +1,8 @@
 // Attention by cuDNN. Private to attention's CUDA kernels.
 //
 // cuDNN computes calls in bf16 with head_dim a multiple of 8 up to 128, rows and lse at multiples of 16 bytes, where
-// DeviceOptions::attention allows it and cuDNN has a plan for the shape; max_logits since 9.14. The own kernels compute the
+// DeviceOptions::attention allows it and cuDNN has a plan for the shape; max_logits since 9.14. Windows and
+// documents in a row are left to the own kernels, as the rest. The own kernels compute the
 // others. lse is the same number in both, so that one pass may be cuDNN's and the other one not. cuDNN multiplies masked
 // probabilities, which are 0: a non-finite key, value or gradient reaches rows that the mask hides it from.
 //

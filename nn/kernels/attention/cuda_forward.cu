@@ -91,7 +91,7 @@ struct Softmax {
   }
 };
 
-template <int D>
+template <int D, bool kBounded>
 __global__ void __launch_bounds__(kTileThreads, 2)
     forward_kernel(Packing p, const __nv_bfloat16* qkv, __nv_bfloat16* out, float* lse, float* max_logits) {
   using F = Forward<D>;
@@ -111,29 +111,36 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     load_tile<N, D>(k, k_rows, t * N);
     load_tile<N, D>(k + F::kTile, v_rows, t * N);
   };
+  const FirstKeys first_key = p.first_keys(place.bh);
+  const int begin = kBounded ? first_key(first) / N : 0, own_begin = kBounded ? first_key(own) : 0,
+            all_see =
+                kBounded ? first_key(end - 1) : 0;  // the first key that all rows of the block see, or none
   load_tile<F::kRows, D>(q, p.in(qkv, place.bh, 0), first);
-  load(0);
+  load(begin);
 
   Block<M, D> o = {};
   Softmax<M> softmax;
   const float scale_log2 = p.scale * kLog2e;
   const int tiles = (end + N - 1) / N;
-  for (int t = 0; t < tiles; ++t) {
+  for (int t = begin; t < tiles; ++t) {
     const __nv_bfloat16* k = streamed + t % 2 * 2 * F::kTile;
     __nv_bfloat16* v = streamed + t % 2 * 2 * F::kTile + F::kTile;
-    const bool diagonal = t * N + N - 1 > first;  // some row of the block does not see all
+    const bool edge =
+        t * N + N - 1 > first || (kBounded && t * N < all_see);  // some row of the block does not see all
     copies_done();
-    const bool poisoned = __syncthreads_or(diagonal && copied_non_finite<N, D>(v)) != 0;
+    const bool poisoned = __syncthreads_or(edge && copied_non_finite<N, D>(v)) != 0;
     if (t + 1 < tiles) load(t + 1);
 
     const int ahead = own - t * N;  // row i sees key j of the tile when j <= i + ahead
-    auto sees = [ahead](int row, int j) { return j <= row + ahead; };
-    const bool any = ahead > -16 * M && own < end;
+    auto sees = [ahead, t, own, first_key](int row, int j) {
+      return j <= row + ahead && (!kBounded || t * N + j >= first_key(own + row));
+    };
+    const bool any = ahead > -16 * M && own < end && (!kBounded || own_begin < t * N + N);
     Left<M, N> probabilities;
     if (any) {
       Block<M, N> s = {};
       add_dots<M, N, D>(s, q + warp * 16 * M * kStride<D>, k);
-      if (diagonal) for_each<M, N>(s, [&](float& x, int row, int j) { x = sees(row, j) ? x : -INFINITY; });
+      if (edge) for_each<M, N>(s, [&](float& x, int row, int j) { x = sees(row, j) ? x : -INFINITY; });
       softmax.template step<N, D>(s, o, scale_log2);
       probabilities = s;
     }
@@ -174,9 +181,9 @@ void attention_forward(ExecutionContext& context, const AttentionArgs& a) {
   if (is_empty(a)) return;
   if (!on_tensor_cores(what, a)) return plain_attention_forward(context, a);
   if (cudnn_forward(context, a)) return;
-  with_width(a.head_dim, [&](auto width) {
+  with_width(a, [&](auto width, auto bounded) {
     using F = Forward<width()>;
-    launch(context, what, forward_kernel<width()>,
+    launch(context, what, forward_kernel<width(), bounded()>,
            tiles_of(what, a, a.heads, F::kRows, kTileThreads, F::kSharedBytes), Packing(a, __nv_bfloat16{}),
            a.qkv.as<const __nv_bfloat16>(), a.out.as<__nv_bfloat16>(), a.lse, a.max_logits);
   });

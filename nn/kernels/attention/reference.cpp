@@ -149,7 +149,6 @@ const AttentionKernels* AttentionKernels::reference() {
       .attention_forward = reference::attention_forward,
       .attention_backward = reference::attention_backward,
       .cached_attention = reference::cached_attention,
-      .takes_starts = true,
   };
   return &table;
 }

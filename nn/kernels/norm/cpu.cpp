@@ -10,12 +10,40 @@ namespace sherd::cpu {
 namespace {
 
 template <class T>
-float forward_row(T* y, const T* x, const T* w, int64_t cols, float eps) {
+float squares_of(const T* x, int64_t cols) {
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (int64_t c = 0; c < cols; ++c) squares += float(x[c]) * float(x[c]);
-  const float rstd = 1.0f / std::sqrt(squares / static_cast<float>(cols) + eps);
-  round_each(y, cols, [=](int64_t c) { return float(x[c]) * rstd * float(w[c]); });
+  return squares;
+}
+
+template <class T>
+float dot_of(const T* dy, const T* x, const T* w, int64_t cols) {
+  float dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (int64_t c = 0; c < cols; ++c) dot += float(dy[c]) * float(w[c]) * float(x[c]);
+  return dot;
+}
+
+/// Of row r, over its columns here.
+template <class T>
+float own_sum(const RmsNormArgs& a, int64_t r, bool backward) {
+  const T* const x = a.x.as<T>() + r * a.cols;
+  return backward ? dot_of(a.dy.as<T>() + r * a.cols, x, a.w.as<T>(), a.cols) : squares_of(x, a.cols);
+}
+
+/// The same over all columns.
+template <class T>
+float whole_sum(const RmsNormArgs& a, int64_t r, bool backward) {
+  return a.sums.data != nullptr ? a.sums.as<const float>()[r] : own_sum<T>(a, r, backward);
+}
+
+template <class T>
+float forward_row(const RmsNormArgs& a, int64_t r) {
+  T* const y = a.y.as<T>() + r * a.cols;
+  const T *const x = a.x.as<T>() + r * a.cols, *const w = a.w.as<T>();
+  const float rstd = 1.0f / std::sqrt(whole_sum<T>(a, r, false) / static_cast<float>(a.columns()) + a.eps);
+  round_each(y, a.cols, [=](int64_t c) { return float(x[c]) * rstd * float(w[c]); });
   return rstd;
 }
 
@@ -37,12 +65,11 @@ void store_sums(T* dx, const T* addend, int64_t cols, F value) {
 }
 
 template <class T>
-void backward_row(T* dx, const T* dy, const T* x, const T* w, float rstd, const T* addend, int64_t cols) {
-  float dot = 0;
-#pragma omp simd reduction(+ : dot)
-  for (int64_t c = 0; c < cols; ++c) dot += float(dy[c]) * float(w[c]) * float(x[c]);
-  const float mean = dot * rstd * rstd / static_cast<float>(cols);
-  store_sums(dx, addend, cols,
+void backward_row(const RmsNormArgs& a, int64_t r) {
+  const T *const dy = a.dy.as<T>() + r * a.cols, *const x = a.x.as<T>() + r * a.cols, *const w = a.w.as<T>();
+  const float rstd = a.rstd.as<float>()[r],
+              mean = whole_sum<T>(a, r, true) * rstd * rstd / static_cast<float>(a.columns());
+  store_sums(a.dx.as<T>() + r * a.cols, row_of<T>(a.addend, r, a.cols), a.cols,
              [&](int64_t c) { return rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean); });
 }
 
@@ -79,9 +106,16 @@ void rms_norm_forward(ExecutionContext& ctx, const RmsNormArgs& a) {
   with_activation(a.x.dtype, [&](auto type) {
     using T = decltype(type);
     parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) a.rstd.as<float>()[r] = forward_row<T>(a, r);
+    });
+  });
+}
+
+void rms_norm_sums(ExecutionContext& ctx, const RmsNormArgs& a) {
+  with_activation(a.x.dtype, [&](auto type) {
+    parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r)
-        a.rstd.as<float>()[r] =
-            forward_row(a.y.as<T>() + r * a.cols, a.x.as<T>() + r * a.cols, a.w.as<T>(), a.cols, a.eps);
+        a.sums.as<float>()[r] = own_sum<decltype(type)>(a, r, a.dy.data != nullptr);
     });
   });
 }
@@ -91,9 +125,7 @@ void rms_norm_backward(ExecutionContext& ctx, const RmsNormArgs& a) {
     using T = decltype(type);
     backward_weight<T>(ctx, a);  // first: dx may be dy
     parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        backward_row(a.dx.as<T>() + r * a.cols, a.dy.as<T>() + r * a.cols, a.x.as<T>() + r * a.cols,
-                     a.w.as<T>(), a.rstd.as<float>()[r], row_of<T>(a.addend, r, a.cols), a.cols);
+      for (int64_t r = begin; r < end; ++r) backward_row<T>(a, r);
     });
   });
 }
@@ -196,6 +228,7 @@ const NormKernels* NormKernels::cpu() {
   static constexpr NormKernels table{
       .rms_norm_forward = cpu::rms_norm_forward,
       .rms_norm_backward = cpu::rms_norm_backward,
+      .rms_norm_sums = cpu::rms_norm_sums,
       .layer_norm_forward = cpu::layer_norm_forward,
       .layer_norm_backward = cpu::layer_norm_backward,
   };

@@ -18,6 +18,10 @@ struct RmsNormArgs {
   Ref dy{}, dx{};  // backward
   Ref dw{};        // backward, adds over rows in increasing order
   Ref addend{};  // backward, [rows, cols] or null: dx = addend + the gradient, which is rounded to x's dtype first
+  Ref sums{};  // f32 [rows] or null: of x^2, in backward of dy * w * x, over the `of` columns of whole rows
+  int64_t of = 0;
+
+  int64_t columns() const { return sums.data ? of : cols; }
 };
 
 /// y = (x - mean) * rstd * w + bias per row, with the row's mean and rstd = 1/sqrt(mean((x - mean)^2) + eps); bias may
@@ -49,17 +53,28 @@ struct NormKernels {
 
   void (*rms_norm_forward)(ExecutionContext&, const RmsNormArgs&);
   void (*rms_norm_backward)(ExecutionContext&, const RmsNormArgs&);
+  void (*rms_norm_sums)(ExecutionContext&, const RmsNormArgs&);
   void (*layer_norm_forward)(ExecutionContext&, const LayerNormArgs&);
   void (*layer_norm_backward)(ExecutionContext&, const LayerNormArgs&);
 };
 
 namespace ops {
 
+/// Rows of which x has a part of the columns. Undefined sums: x has whole rows.
+struct WholeRows {
+  Tensor sums{};     // f32 [rows]: rms_norm_sums() of all parts, added up
+  int64_t cols = 0;  // of all parts together
+};
+
 void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
-                      float eps);
+                      float eps, const WholeRows& whole = {});
 /// dw adds; rstd is forward's. `addend` (may be undefined) is added to dx, which may be its memory, as ops::add() does.
 void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
-                       const Tensor& w, const Tensor& rstd, const Tensor& addend = {});
+                       const Tensor& w, const Tensor& rstd, const Tensor& addend = {},
+                       const WholeRows& whole = {});
+/// sums[r] = the sum over x's columns of x^2, as forward needs it; with dy and w of dy * w * x, as backward does.
+void rms_norm_sums(Stream& s, const Tensor& sums, const Tensor& x, const Tensor& dy = {},
+                   const Tensor& w = {});
 
 /// bias may be undefined (none).
 void layer_norm_forward(Stream& s, const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,

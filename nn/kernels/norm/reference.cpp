@@ -19,14 +19,27 @@ void put_sum(Ref to, int64_t i, double value, Ref addend) {
   if (addend.data) put(to, i, more + get(to, i));
 }
 
+/// Of x^2 over the row's columns here, or of dy * w * x.
+double own_sum(const RmsNormArgs& a, int64_t r, bool backward) {
+  double sum = 0;
+  for (int64_t c = 0; c < a.cols; ++c) {
+    const double x = get(a.x, r * a.cols + c);
+    sum += (backward ? get(a.dy, r * a.cols + c) * get(a.w, c) : x) * x;
+  }
+  return sum;
+}
+
+double whole_sum(const RmsNormArgs& a, int64_t r, bool backward) {
+  return a.sums.data ? get(a.sums, r) : own_sum(a, r, backward);
+}
+
+void rms_norm_sums(ExecutionContext&, const RmsNormArgs& a) {
+  for (int64_t r = 0; r < a.rows; ++r) put(a.sums, r, own_sum(a, r, a.dy.data != nullptr));
+}
+
 void rms_norm_forward(ExecutionContext&, const RmsNormArgs& a) {
   for (int64_t r = 0; r < a.rows; ++r) {
-    double squares = 0;
-    for (int64_t c = 0; c < a.cols; ++c) {
-      const double x = get(a.x, r * a.cols + c);
-      squares += x * x;
-    }
-    const double rstd = 1 / std::sqrt(squares / static_cast<double>(a.cols) + a.eps);
+    const double rstd = 1 / std::sqrt(whole_sum(a, r, false) / static_cast<double>(a.columns()) + a.eps);
     for (int64_t c = 0; c < a.cols; ++c)
       put(a.y, r * a.cols + c, get(a.x, r * a.cols + c) * rstd * get(a.w, c));
     put(a.rstd, r, rstd);
@@ -37,14 +50,10 @@ void rms_norm_backward(ExecutionContext&, const RmsNormArgs& a) {
   std::vector<double> dw(static_cast<size_t>(a.cols), 0.0);
   for (int64_t r = 0; r < a.rows; ++r) {
     const double rstd = get(a.rstd, r);
-    double dot = 0;  // of the normalised row and its gradient
-    for (int64_t c = 0; c < a.cols; ++c) {
-      const double xhat = get(a.x, r * a.cols + c) * rstd;
-      const double dy = get(a.dy, r * a.cols + c);
-      dw[static_cast<size_t>(c)] += dy * xhat;
-      dot += dy * get(a.w, c) * xhat;
-    }
-    dot /= static_cast<double>(a.cols);
+    for (int64_t c = 0; c < a.cols; ++c)
+      dw[static_cast<size_t>(c)] += get(a.dy, r * a.cols + c) * get(a.x, r * a.cols + c) * rstd;
+    // Of the normalised row and its gradient.
+    const double dot = whole_sum(a, r, true) * rstd / static_cast<double>(a.columns());
     for (int64_t c = 0; c < a.cols; ++c) {
       const int64_t i = r * a.cols + c;
       put_sum(a.dx, i, rstd * (get(a.dy, i) * get(a.w, c) - get(a.x, i) * rstd * dot), a.addend);
@@ -103,6 +112,7 @@ const NormKernels* NormKernels::reference() {
   static constexpr NormKernels table{
       .rms_norm_forward = reference::rms_norm_forward,
       .rms_norm_backward = reference::rms_norm_backward,
+      .rms_norm_sums = reference::rms_norm_sums,
       .layer_norm_forward = reference::layer_norm_forward,
       .layer_norm_backward = reference::layer_norm_backward,
   };

@@ -11,7 +11,7 @@ namespace sherd {
 /// What attention_forward() gave for a head becomes what it gives with one more key, of score sinks[h] and value 0: with
 /// l = lse, lse = ln(e^l + e^sink) and out *= e^(l - lse). Given these out and lse, attention_backward() computes the
 /// gradients of q, k and v as they are with the sink.
-/// Backward: dsinks[h] += -sum over rows of e^(sink - lse) * dot(dout, out), in f64, in the order of the rows.
+/// Backward: dsinks[h] += -sum over rows of e^(sink - lse) * dot(dout, out), in f64, in one fixed order.
 /// (Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023, arXiv 2309.17453, as gpt-oss learns them.)
 /// out, dout [batch * seq, heads * head_dim], lse f32 [batch, heads, seq], sinks and dsinks f32 [heads].
 struct SinksArgs {

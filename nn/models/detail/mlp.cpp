@@ -50,7 +50,8 @@ Var Mlp::forward(const SequenceRows& rows, const Var& residual, const Var& x) {
   if (!gated || down_bias_.defined() || !down_adapters_.empty() || is_gemma(context_.model))
     return add_row_parallel(context_, rows, residual, activated(in), down_, down_bias_, down_adapters_);
   if (context_.tp.size() == 1) return swiglu_linear(in, down_, residual);
-  return residual + rows.leave(swiglu_linear(in, down_));
+  const Var out = rows.leave(swiglu_linear(in, down_));
+  return residual.defined() ? residual + out : out;
 }
 
 }  // namespace sherd::nn::detail

@@ -63,14 +63,25 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
     maxima_ = std::make_shared<LogitMaxima>(std::move(of));
   }
   if (!m.qk_norm) return;
-  q_norm_ = param("q_norm.weight", {is_olmo(m) ? heads_ * m.head_dim : m.head_dim}, context.norm_values());
-  k_norm_ = param("k_norm.weight", {is_olmo(m) ? kv_heads_ * m.head_dim : m.head_dim}, context.norm_values());
+  const auto norm = [&](const char* name, int64_t local_heads, bool cut) {
+    if (!is_olmo(m)) return param(name, {m.head_dim}, context.norm_values());
+    const Parameter p = param(name, {local_heads * m.head_dim}, context.norm_values());
+    return cut ? tp.cut(p, 0) : p;
+  };
+  q_norm_ = norm("q_norm.weight", heads_, true);
+  k_norm_ = norm("k_norm.weight", local_kv, !whole);
 }
 
 Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
+  const auto normed = [this](const Var& packed, const std::vector<Parameter>& weights,
+                             const TensorParallel& tp) {
+    const ModelDescription& m = context_.model;
+    return m.qk_norm && is_olmo(m) ? projection_norm(packed, weights, m.norm_eps, tp) : packed;
+  };
   if (shared_.empty()) {
     const Var in = rows.enter(x);
-    return add_adapters(packed_linear(in, weights_, biases_, context_.layout), in, adapters_);
+    return normed(add_adapters(packed_linear(in, weights_, biases_, context_.layout), in, adapters_),
+                  {q_norm_, k_norm_}, context_.tp);
   }
   const auto of = [&](const Var& in, size_t begin, size_t end) {
     const auto part = [&](const std::vector<Parameter>& all) {
@@ -82,18 +93,16 @@ Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
   // Whole on every rank, from what is whole: the gradients of k and v are summed over the ranks' queries, and
   // those of their weights and of x are the same on all ranks.
   const auto [cut, all] = rows.enter_both(x);
-  const Var keys = add_adapters(of(all, 1, 3), all, shared_adapters_);
-  return with_key_heads(add_adapters(of(cut, 0, 1), cut, adapters_), context_.tp.copied(keys), shared_,
-                        context_.model.head_dim);
+  const Var keys = normed(add_adapters(of(all, 1, 3), all, shared_adapters_), {k_norm_}, {}),
+            queries = normed(add_adapters(of(cut, 0, 1), cut, adapters_), {q_norm_}, context_.tp);
+  return with_key_heads(queries, context_.tp.copied(keys), shared_, context_.model.head_dim);
 }
 
 Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
                            const Tensor& starts, KvCache::Layer* cache) {
   const ModelDescription& m = context_.model;
   Var packed = qkv(rows, x);
-  if (m.qk_norm && is_olmo(m))
-    packed = projection_norm(packed, q_norm_, k_norm_, m.norm_eps);
-  else if (m.qk_norm)
+  if (m.qk_norm && !is_olmo(m))
     packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp, context_.norm_base());
   if (rope_->rotary()) {
     const Tensor frequencies = rope_->on(packed.device());

@@ -281,7 +281,6 @@ TEST(Attention, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
 
 // Lengths of documents: blocks of rows begin inside, at, and behind the beginning of one.
 TEST(Attention, DocumentsInARowAreThoseOfRowsOfTheirOwn) {
-  if (kCuda) GTEST_SKIP() << "no CUDA kernel";
   const std::vector<int64_t> lengths{1, 62, 1, 5, 128, 53, 3, 111, 136};
   const int64_t seq = 250;  // of two rows
   std::vector<int32_t> starts;
@@ -312,7 +311,6 @@ TEST(Attention, DocumentsInARowAreThoseOfRowsOfTheirOwn) {
 }
 
 TEST(Attention, OneDocumentInARowHasTheBitsOfNone) {
-  if (kCuda) GTEST_SKIP() << "no CUDA kernel";
   for (const char* kernels : {kFast, "reference"})
     for (const DType t : {DType::f32, DType::bf16}) {
       Lab lab(kernels);
@@ -324,6 +322,36 @@ TEST(Attention, OneDocumentInARowHasTheBitsOfNone) {
       EXPECT_EQ(bits(with.dqkv), bits(without.dqkv)) << kernels;
       EXPECT_EQ(bits(with.max_logits), bits(without.max_logits)) << kernels;
     }
+}
+
+// Blocks of rows and of keys have parts of two documents. The CPU's kernels multiply masked zeros, as above.
+TEST(Attention, WhatIsNotFiniteStaysInItsDocument) {
+  const int64_t seq = 200, begin = 70, end = 150, where = 90;
+  std::vector<int32_t> starts;
+  for (int64_t t = 0; t < seq; ++t)
+    starts.push_back(static_cast<int32_t>(t < begin ? 0 : t < end ? begin : end));
+  for (const Case& c : std::vector<Case>{
+           {1, seq, 1, 16, DType::f32}, {1, seq, 1, 16, DType::bf16}, {1, seq, 1, 72, DType::bf16}}) {
+    Lab lab(kCuda ? "cuda" : "reference");
+    const Floats qkv = normal(seq * 3 * c.dim, 1), dout = normal(seq * c.dim, 2);
+    const Results clean = both_passes(lab, c, qkv, dout, 0, starts);
+    for (int64_t hit = 0; hit < 3; ++hit) {
+      Floats x = qkv;
+      x[static_cast<size_t>((where * 3 + hit) * c.dim + 5)] = std::nanf("");
+      const Results r = both_passes(lab, c, x, dout, 0, starts);
+      const auto same = [&](const Floats& a, const Floats& b, int64_t row, int64_t columns) {
+        return bits(part(a, row * columns, columns)) == bits(part(b, row * columns, columns));
+      };
+      for (int64_t row = 0; row < seq; ++row) {
+        const std::string what = name(c) + " hit " + std::to_string(hit) + " row " + std::to_string(row);
+        const bool sees = hit == 0 ? row == where : row >= where && row < end;
+        EXPECT_EQ(same(r.out, clean.out, row, c.dim), !sees) << what;
+        if (row < begin || row >= end) {
+          EXPECT_TRUE(same(r.dqkv, clean.dqkv, row, 3 * c.dim)) << what;
+        }
+      }
+    }
+  }
 }
 
 TEST(Attention, IsCausal) {

@@ -133,6 +133,59 @@ TEST(RmsNorm, ReferenceBackwardIsTheGradient) {
   expect_gradient(w, dw, loss, 1e-7);
 }
 
+/// As both_ways(), by columns in `parts` equal parts whose sums are added.
+Floats in_parts(Lab& lab, int64_t rows, int64_t cols, DType t, int64_t parts) {
+  const int64_t width = cols / parts;
+  const Tensor y = lab.empty({rows, cols}, t), dx = lab.empty({rows, cols}, t);
+  const Tensor rstd = lab.empty({rows}), dw = lab.full({cols}, 1);
+  const Tensor x = lab.random({rows, cols}, 1, t), w = lab.random({cols}, 2, t),
+               dy = lab.random({rows, cols}, 3, t), part = lab.empty({rows, width}, t);
+  const auto part_of = [&](const Tensor& all, int64_t i) {
+    const Tensor columns = lab.empty({rows, width}, t);
+    ops::strided_copy(lab.s, columns, width, all.flat(i * width, all.numel()), cols, rows, width);
+    return columns;
+  };
+  const auto weights = [&](const Tensor& all, int64_t i) { return all.flat(i * width, (i + 1) * width); };
+  const auto summed = [&](bool backward) {
+    const Tensor sums = lab.full({rows}, 0), more = lab.empty({rows});
+    for (int64_t i = 0; i < parts; ++i) {
+      backward ? ops::rms_norm_sums(lab.s, more, part_of(x, i), part_of(dy, i), weights(w, i))
+               : ops::rms_norm_sums(lab.s, more, part_of(x, i));
+      ops::add(lab.s, sums, sums, more);
+    }
+    return ops::WholeRows{sums, cols};
+  };
+  const ops::WholeRows squares = summed(false), dots = summed(true);
+  for (int64_t i = 0; i < parts; ++i) {
+    const auto put = [&](const Tensor& all) {
+      ops::strided_copy(lab.s, all.flat(i * width, all.numel()), cols, part, width, rows, width);
+    };
+    ops::rms_norm_forward(lab.s, part, rstd, part_of(x, i), weights(w, i), kEps, squares);
+    put(y);
+    ops::rms_norm_backward(lab.s, part, weights(dw, i), part_of(dy, i), part_of(x, i), weights(w, i), rstd,
+                           {}, dots);
+    put(dx);
+  }
+  Floats all;
+  for (const Tensor& f : {y, rstd, dx, dw}) {
+    const Floats more = lab.floats(f);
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
+}
+
+TEST(RmsNorm, PartsOfTheColumnsGiveWhatWholeRowsGive) {
+  for (const char* kernels : {kFast, "reference"})
+    for (DType t : {DType::f32, DType::bf16})
+      for (auto [rows, cols, parts] : std::initializer_list<std::array<int64_t, 3>>{
+               {3, 8, 1}, {3, 8, 2}, {9, 66, 3}, {33, 2080, 2}, {2, 16400, 4}}) {
+        Lab lab(kernels), whole("reference");
+        expect_close(in_parts(lab, rows, cols, t, parts), both_ways(whole, rows, cols, t),
+                     t == DType::f32 ? 1e-5 : 2 * epsilon(t),
+                     std::to_string(rows) + "x" + std::to_string(cols));
+      }
+}
+
 TEST(LayerNorm, KnownRow) {
   for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);

@@ -153,7 +153,8 @@ TEST(ModelFolders, ComeBackByteForByteAndAreRefusedByName) {
 TEST(ModelFolders, GenerateTheSameTokensOnAnyRanks) {
   const Flags sample = {"--steps",         "0",     "--sample", "12", "--temperature", "0",
                         "--prompt-tokens", "5,6,7", "--quiet"};
-  for (const std::string family : {"gpt2", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss"}) {
+  for (const std::string family :
+       {"gpt2", "qwen3_moe", "deepseek_v3", "olmo2", "olmo3", "gemma3_text", "gpt_oss"}) {
     const Flags flags = Flags{"--model", folder_of(family).string()} + sample;
     const Finished one = run_train_gpt(flags);
     ASSERT_EQ(one.exit_code, 0) << one.err;

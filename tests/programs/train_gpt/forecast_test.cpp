@@ -72,6 +72,9 @@ struct Case {
 constexpr const char* kLlama = R"({"model_type": "llama", "vocab_size": 128, "hidden_size": 64,
   "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
   "max_position_embeddings": 64})";
+constexpr const char* kOlmo2 = R"({"model_type": "olmo2", "vocab_size": 128, "hidden_size": 64,
+  "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "max_position_embeddings": 64})";
 constexpr const char* kQwen3Moe = R"({"model_type": "qwen3_moe", "vocab_size": 128, "hidden_size": 64,
   "intermediate_size": 96, "moe_intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
   "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
@@ -195,6 +198,10 @@ std::vector<Case> cases() {
       {"llama_tp_2_sequence_parallel_4",
        with_model({"--ranks", "4", "--tp", "2", "--sequence-parallel", "true", "--optimizer", "muon"}), false,
        kLlama},
+      {"olmo2_tp_2_muon_4", with_model({"--ranks", "4", "--tp", "2", "--optimizer", "muon"}), false, kOlmo2},
+      {"olmo2_tp_4_bf16_recompute_4",
+       with_model({"--ranks", "4", "--tp", "4", "--precision", "bf16", "--recompute", "blocks"}), false,
+       kOlmo2},
       {"qwen3_moe_zero3_muon_4", with_model({"--ranks", "4", "--optimizer", "muon"}), false, kQwen3Moe},
       {"deepseek_v3_zero3_muon_4",
        with_model({"--ranks", "4", "--optimizer", "muon", "--moe-bias-speed", "0.001"}), false, kDeepseek},
