@@ -109,7 +109,7 @@ void QueueStream::rethrow_failure(Lock& lock) {
 
 bool QueueStream::idle() {
   const Lock lock(mutex_);
-  return idle(lock);
+  return !native_ && queue_.empty() && running_ == 0 && !failure_;
 }
 
 void QueueStream::run_on_callers() {
@@ -169,7 +169,11 @@ void QueueStream::wait_issued() {
 void QueueStream::push(Item item) {
   Lock lock(mutex_);
   rethrow_failure(lock);
-  if (on_callers_ && idle(lock) && !omp_in_parallel()) return run_here(std::move(item), lock);
+  if (on_callers_ && item.work && !inside() && !omp_in_parallel()) {
+    wait_issued(lock);
+    rethrow_failure(lock);
+    return run_here(std::move(item), lock);
+  }
   wait_for_room(lock);
   rethrow_failure(lock);
   append(std::move(item), lock);

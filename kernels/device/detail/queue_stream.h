@@ -27,8 +27,8 @@ class QueueStream final : public Stream {
   std::exception_ptr reset_failure() override;
   Device& device() const override { return device_; }
   const std::string& name() const override { return name_; }
-  /// From now on a thread that queues an operation on the idle stream runs it, in place of the worker
-  /// (Device::use_callers_team). Not for streams with a native queue.
+  /// From now on a thread that queues an operation runs it itself, when earlier ones are done (Device::use_callers_team). The
+  /// worker keeps what operations queue, and events. Not for streams with a native queue.
   void run_on_callers();
 
  private:
@@ -51,7 +51,6 @@ class QueueStream final : public Stream {
   /// Returns whether all that was queued is done, on a stream that has not failed: then no event needs the worker, whose wake
   /// costs two context switches. False on a device with a native queue, which may be behind.
   bool idle();
-  bool idle(const Lock&) const { return !native_ && queue_.empty() && running_ == 0 && !failure_; }
   /// Runs the item on this thread; the stream is idle.
   void run_here(Item item, Lock& lock);
   /// Whether this thread runs an operation of the stream. Under mutex_.
