@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
@@ -348,6 +349,106 @@ TEST_F(StreamTest, ThreadsAreHandedToKernels) {
   two->compute().submit("look", [&](ExecutionContext& c) { threads = c.threads; });
   two->compute().synchronize();
   EXPECT_EQ(threads, 2);
+}
+
+/// compute() with the team of the threads that call it.
+struct CallersTeam : testing::Test {
+  CallersTeam() { device->use_callers_team(); }
+  static std::function<void(ExecutionContext&)> look(std::thread::id& thread, int& threads) {
+    return [&](ExecutionContext& c) {
+      thread = std::this_thread::get_id();
+      threads = c.threads;
+    };
+  }
+  std::shared_ptr<Device> device = make_cpu_device({.threads = 2, .max_queued_work = 4});
+  Stream& s = device->compute();
+  const std::thread::id here = std::this_thread::get_id();
+  std::thread::id thread;
+  int threads = 0;
+};
+
+TEST_F(CallersTeam, RunsOperations) {
+  s.submit("look", look(thread, threads));
+  EXPECT_EQ(thread, here);
+  EXPECT_EQ(threads, 2);
+  EXPECT_TRUE(s.record().done());
+  const auto other = device->make_stream("other");
+  other->submit("look", look(thread, threads));
+  s.wait(other->record());
+  EXPECT_NE(thread, here);
+  EXPECT_EQ(threads, 1);
+}
+
+TEST_F(CallersTeam, OfOneThreadIsTheWorker) {
+  const auto one = make_cpu_device();
+  one->use_callers_team();
+  one->compute().submit("look", look(thread, threads));
+  one->compute().synchronize();
+  EXPECT_NE(thread, here);
+}
+
+TEST_F(CallersTeam, RunsNothingBeforeWhatIsPending) {
+  Gate gate;
+  std::atomic<bool> running = false;
+  std::vector<int> seen;
+  std::jthread first([&] {
+    s.submit("first", [&](ExecutionContext&) {
+      running = true;
+      gate.future.wait();
+      seen.push_back(0);
+    });
+  });
+  while (!running) std::this_thread::yield();
+  EXPECT_FALSE(s.record().done());  // the worker has it
+  std::jthread opens([&] { gate.open(); });
+  s.submit("second", [&](ExecutionContext& c) {
+    seen.push_back(1);
+    look(thread, threads)(c);
+  });
+  EXPECT_EQ(seen, (std::vector{0, 1}));
+  EXPECT_EQ(thread, here);
+}
+
+TEST_F(CallersTeam, WorkMayQueueWorkBehindItself) {
+  int ran = 0;
+  s.submit("many", [&](ExecutionContext&) {
+    for (int i = 0; i < 20; ++i) s.submit("more", [&](ExecutionContext&) { ++ran; });
+    EXPECT_EQ(ran, 0);
+  });
+  s.synchronize();
+  EXPECT_EQ(ran, 20);
+}
+
+TEST_F(CallersTeam, FailuresAreThoseOfTheWorker) {
+  s.submit("fail", [](ExecutionContext&) { throw Error("broken"); });
+  EXPECT_THROW(s.submit("look", look(thread, threads)), Error);
+  EXPECT_THROW(s.synchronize(), Error);
+  EXPECT_EQ(threads, 0);
+  EXPECT_NE(s.reset_failure(), nullptr);
+  s.submit("look", look(thread, threads));
+  EXPECT_EQ(thread, here);
+  Gate gate;
+  const auto other = device->make_stream("other");
+  other->submit("gate", gate.work());
+  other->submit("fail", [](ExecutionContext&) { throw Error("broken, too"); });
+  const Event failed = other->record();
+  gate.open();
+  s.wait(failed);
+  EXPECT_THROW(s.synchronize(), Error);
+}
+
+TEST_F(CallersTeam, ThreadsThatShareTheStreamRunOneOperationAtATime) {
+  constexpr int kThreads = 4, kRounds = 2000;
+  int64_t count = 0;  // not atomic: the stream orders operations
+  {
+    std::vector<std::jthread> hosts;
+    for (int t = 0; t < kThreads; ++t)
+      hosts.emplace_back([&] {
+        for (int i = 0; i < kRounds; ++i) s.submit("count", [&](ExecutionContext&) { ++count; });
+      });
+  }
+  s.synchronize();
+  EXPECT_EQ(count, kThreads * kRounds);
 }
 
 TEST(CpuDevice, RejectsBadOptions) {

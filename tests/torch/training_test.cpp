@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
@@ -100,6 +101,29 @@ TEST(TorchTraining, SherdsOptimizersGiveTheSameBitsUnderAllStrategies) {
       }
     });
   }
+}
+
+// A second team would take processors from libtorch's.
+TEST(TorchTraining, ComputeRunsOnTheRanksThreadWithItsTeam) {
+  Net first;
+  sherd::LaunchOptions options;
+  options.device.threads = 2;
+  launch(1, options, [&](RankContext& rank) {
+    Trainer trainer(rank, first, Strategy::optim_grads_params, sherd::Algorithm::adamw);
+    trainer.step(0);
+    std::thread::id thread;
+    int threads = 0;
+    rank.device->compute().submit("look", [&](sherd::ExecutionContext& context) {
+      thread = std::this_thread::get_id();
+      threads = context.threads;
+    });
+    EXPECT_EQ(thread, std::this_thread::get_id());
+    EXPECT_EQ(threads, 2);
+    const auto other = rank.device->make_stream("other");
+    other->submit("look", [&](sherd::ExecutionContext& context) { threads = context.threads; });
+    other->synchronize();
+    EXPECT_EQ(threads, 1);
+  });
 }
 
 // Every rank has the same batch, and the mean of 2 or 4 equal gradients is exact.

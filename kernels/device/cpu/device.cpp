@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <atomic>
 #include <string_view>
 
 #include <sherd/kernels/device/cpu/features.h>
@@ -61,7 +62,7 @@ class CpuDevice final : public Device {
         kernel_set_(set_named(o.kernels)),
         allocator_(o.label, o.memory_limit, memory()),
         copies_(o.label + " (copies from the host)", 0, memory()) {
-    compute_ = make_stream("compute", StreamPriority::normal);
+    compute_ = std::make_unique<QueueStream>(*this, "compute", o.threads);
   }
 
   int threads() const override { return options_.threads; }
@@ -69,8 +70,13 @@ class CpuDevice final : public Device {
   Allocator& copies() override { return copies_; }
   KernelSet kernel_set() const override { return kernel_set_; }
   Stream& compute() override { return *compute_; }
+  void use_callers_team() override {
+    if (options_.threads == 1) return;
+    threads_of_streams_ = 1;
+    compute_->run_on_callers();
+  }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
-    return std::make_unique<QueueStream>(*this, std::move(name), options_.threads);
+    return std::make_unique<QueueStream>(*this, std::move(name), threads_of_streams_);
   }
   const std::string& label() const override { return options_.label; }
   std::string describe() const override {
@@ -87,8 +93,9 @@ class CpuDevice final : public Device {
 
   DeviceOptions options_;
   const KernelSet kernel_set_;
+  std::atomic<int> threads_of_streams_{options_.threads};
   Allocator allocator_, copies_;
-  std::unique_ptr<Stream> compute_;  // after the allocators: what it holds goes back first
+  std::unique_ptr<QueueStream> compute_;  // after the allocators: what it holds goes back first
 };
 
 }  // namespace

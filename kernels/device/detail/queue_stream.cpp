@@ -112,8 +112,18 @@ bool QueueStream::idle() {
   return !native_ && queue_.empty() && running_ == 0 && !failure_;
 }
 
+void QueueStream::run_on_callers() {
+  const Lock lock(mutex_);
+  on_callers_ = true;
+}
+
+bool QueueStream::inside() const {
+  const auto here = std::this_thread::get_id();
+  return here == worker_.get_id() || here == caller_;
+}
+
 void QueueStream::wait_for_room(Lock& lock) {
-  if (held() < most_work_ || std::this_thread::get_id() == worker_.get_id()) return;
+  if (held() < most_work_ || inside()) return;
   settle();
   if (held() < most_work_) return;
   device_.run_ahead().count_wait();
@@ -144,8 +154,7 @@ void QueueStream::append(Item item, Lock& lock) {
   queue_.push_back(std::move(item));
   device_.run_ahead().note_work(held());
   more_.notify_one();
-  if (native_ && device_.issues_in_order() && std::this_thread::get_id() != worker_.get_id())
-    wait_issued(lock);
+  if (native_ && device_.issues_in_order() && !inside()) wait_issued(lock);
 }
 
 void QueueStream::wait_issued(Lock& lock) {
@@ -160,9 +169,28 @@ void QueueStream::wait_issued() {
 void QueueStream::push(Item item) {
   Lock lock(mutex_);
   rethrow_failure(lock);
+  if (on_callers_ && item.work && !inside() && !omp_in_parallel()) {
+    wait_issued(lock);
+    rethrow_failure(lock);
+    return run_here(std::move(item), lock);
+  }
   wait_for_room(lock);
   rethrow_failure(lock);
   append(std::move(item), lock);
+}
+
+void QueueStream::run_here(Item item, Lock& lock) {
+  const int64_t number = device_.run_ahead().next();
+  running_ = number;
+  caller_ = std::this_thread::get_id();
+  device_.run_ahead().note_work(held());
+  lock.unlock();
+  run_item(item);
+  item = {};
+  lock.lock();
+  caller_ = {};
+  finished(number, nullptr);
+  queue_.empty() ? idle_.notify_all() : more_.notify_one();
 }
 
 void QueueStream::submit(const char* what, std::function<void(ExecutionContext&)> work) {
@@ -373,7 +401,7 @@ void QueueStream::run() {
   Lock lock(mutex_);
   for (;;) {
     if (queue_.empty()) idle_.notify_all();
-    more_.wait(lock, [&] { return stop_ || asked_ || !queue_.empty(); });
+    more_.wait(lock, [&] { return stop_ || asked_ || (!queue_.empty() && running_ == 0); });
     if (asked_) mark_asked(lock);
     if (queue_.empty() && stop_) break;
     if (queue_.empty()) continue;

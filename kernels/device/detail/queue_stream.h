@@ -27,6 +27,9 @@ class QueueStream final : public Stream {
   std::exception_ptr reset_failure() override;
   Device& device() const override { return device_; }
   const std::string& name() const override { return name_; }
+  /// From now on a thread that queues an operation runs it itself, when earlier ones are done (Device::use_callers_team). The
+  /// worker keeps what operations queue, and events. Not for streams with a native queue.
+  void run_on_callers();
 
  private:
   struct Item {
@@ -48,6 +51,10 @@ class QueueStream final : public Stream {
   /// Returns whether all that was queued is done, on a stream that has not failed: then no event needs the worker, whose wake
   /// costs two context switches. False on a device with a native queue, which may be behind.
   bool idle();
+  /// Runs the item on this thread; the stream is idle.
+  void run_here(Item item, Lock& lock);
+  /// Whether this thread runs an operation of the stream. Under mutex_.
+  bool inside() const;
   /// Waits for room. @throws the stream's failure.
   void push(Item item);
   void append(Item item, Lock& lock);
@@ -91,14 +98,16 @@ class QueueStream final : public Stream {
   std::condition_variable more_, idle_, room_;
   std::deque<Item> queue_;
   bool stop_ = false;
-  bool asked_ = false;   // how far the device is, with unmarked work
-  int64_t running_ = 0;  // number of the item that the worker has
-  int waiting_ = 0;      // threads in wait_for_room()
+  bool on_callers_ = false;
+  std::thread::id caller_;  // that runs an operation
+  bool asked_ = false;      // how far the device is, with unmarked work
+  int64_t running_ = 0;     // number of the item that the worker, or a caller, has
+  int waiting_ = 0;         // threads in wait_for_room()
   std::deque<Issued> issued_;
   int64_t issued_count_ = 0;                // of issued_ and unmarked_
   Issued unmarked_;                         // issued after the last event of issued_
-  std::shared_ptr<StreamFailure> failure_;  // written by the worker under mutex_
-  Trace::Lane* lane_ = nullptr;             // worker thread only
+  std::shared_ptr<StreamFailure> failure_;  // written under mutex_, by the thread that has the item
+  Trace::Lane* lane_ = nullptr;             // of the thread that has the item
   std::thread worker_;
   std::shared_ptr<void> joined_;  // to RunAhead; goes first
 };

@@ -9,9 +9,11 @@
 namespace sherd::cpu {
 namespace {
 
-constexpr int64_t kRun = 512;             // elements of a row whose sum is fp32
-constexpr int64_t kRowRun = 32;           // rows whose sum by columns is fp32
-constexpr int64_t kReducedColumns = 256;  // columns of a task
+constexpr int64_t kRun = 512;    // elements of a row whose sum is fp32
+constexpr int64_t kRowRun = 32;  // rows whose sum by columns is fp32
+// Columns of a task: many, so that rows are read in long pieces, but fewer where threads would have no task.
+constexpr int64_t kReducedColumns = 1024, kFewReducedColumns = 256;
+constexpr int64_t kRowsAhead = 8;  // whose cache lines, of 64 bytes, are requested
 
 /// Of `n` contiguous elements.
 template <Reduction kOp, class T>
@@ -50,6 +52,9 @@ void reduce_columns(const T* x, int64_t n, int64_t stride, int64_t width, double
     if constexpr (kOp == Reduction::sum) std::fill_n(part, width, 0.0f);
     for (int64_t r = begin; r < std::min(n, begin + kRowRun); ++r) {
       const T* row = x + r * stride;
+      if (r + kRowsAhead < n)
+        for (int64_t c = 0; c < width; c += 64 / int64_t{sizeof(T)})
+          __builtin_prefetch(row + kRowsAhead * stride + c, 0, 2);
 #pragma omp simd
       for (int64_t c = 0; c < width; ++c) {
         const float v = float(row[c]);
@@ -62,16 +67,15 @@ void reduce_columns(const T* x, int64_t n, int64_t stride, int64_t width, double
 }
 
 template <Reduction kOp, class T, class Out>
-void reduce_tasks(const ReductionArgs& a, int64_t begin, int64_t end) {
-  const int64_t blocks = (a.inner + kReducedColumns - 1) / kReducedColumns, chunks = a.chunks();
+void reduce_tasks(const ReductionArgs& a, int64_t columns, int64_t begin, int64_t end) {
+  const int64_t blocks = (a.inner + columns - 1) / columns, chunks = a.chunks();
   for (int64_t task = begin; task < end; ++task) {
-    const int64_t first = task % blocks * kReducedColumns, k = task / blocks % chunks,
-                  o = task / blocks / chunks;
+    const int64_t first = task % blocks * columns, k = task / blocks % chunks, o = task / blocks / chunks;
     const int64_t from = k * a.chunk, n = std::min(a.n - from, a.chunk);
     const T* x = a.x.as<T>() + (o * a.n + from) * a.inner + first;
     Out* out = a.out.as<Out>() + (o * chunks + k) * a.inner + first;
     double total[kReducedColumns];
-    const int64_t width = std::min(a.inner - first, kReducedColumns);
+    const int64_t width = std::min(a.inner - first, columns);
     if (a.inner == 1)
       total[0] = reduce_row<kOp>(x, n);
     else
@@ -81,13 +85,17 @@ void reduce_tasks(const ReductionArgs& a, int64_t begin, int64_t end) {
 }
 
 void reduce(ExecutionContext& ctx, const ReductionArgs& a) {
-  const int64_t width = std::min(a.inner, kReducedColumns);
-  const int64_t tasks = a.outer * a.chunks() * ((a.inner + kReducedColumns - 1) / kReducedColumns);
+  const auto tasks_of = [&](int64_t columns) {
+    return a.outer * a.chunks() * ((a.inner + columns - 1) / columns);
+  };
+  int64_t columns = kReducedColumns;
+  while (columns > kFewReducedColumns && tasks_of(columns) < 2 * ctx.threads) columns /= 2;
+  const int64_t tasks = tasks_of(columns), width = std::min(a.inner, columns);
   const auto run = [&]<Reduction kOp>(std::integral_constant<Reduction, kOp>) {
     with_activation(a.x.dtype, [&]<class T>(T) {
       with_activation(a.out.dtype, [&]<class Out>(Out) {
         parallel_for(ctx, tasks, row_grain(a.chunk * width),
-                     [=](int64_t begin, int64_t end) { reduce_tasks<kOp, T, Out>(a, begin, end); });
+                     [=](int64_t begin, int64_t end) { reduce_tasks<kOp, T, Out>(a, columns, begin, end); });
       });
     });
   };
