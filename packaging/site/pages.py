@@ -46,7 +46,8 @@ def on_config(config):
 
 def on_page_content(html, **_):
     """Names in code, such as flags, do not break at their hyphens."""
-    return re.sub(r"<code>(?=[^<\s]{1,28}</code>)", '<code class="name">', html)
+    html = re.sub(r"<code>(?=[^<\s]{1,28}</code>)", '<code class="name">', html)
+    return re.sub(r"(?<=<code>)(--[\w-]+)(?=\s)", r'<span class="name">\1</span>', html)  # a flag with its value
 
 
 def on_files(files, config):

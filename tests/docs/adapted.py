@@ -9,7 +9,7 @@ from page_commands import ROOT
 
 RUN = re.compile(r"(?:[A-Z_]+=\S+ )*(?:(?:mpirun|srun|torchrun) .*)?build/(?:release|debug|cuda)/bin/|gdb -batch|\(umask |export |"
                  r"(?:docs|programs/bench)/\w+\.py|python tests/golden/|scripts/(?:hosts|mpi_overlap)\.sh|scripts/tokenize\.py")
-# Words to fill in; the runner has a model's folder.
+# Words to fill in; the runner has folders of models.
 FOLDER = re.compile(r"(--(?:folder|model|tokenizer)) FOLDER")
 PLACEHOLDER = re.compile(r"(?:^|[\s/])[A-Z]+(?=[\s/]|$)|\.\.\.")
 REFUSAL = "no CUDA device on this machine"
@@ -20,6 +20,7 @@ FURTHER = {
     r".*build/cuda/bin/train_gpt|.*train_gpt_cuda_host": SMALL,
     r".*train_gpt.* --sft ": "--seq 64 --batch 4",
     r".*--from-scratch": "--seq 32 --batch 2",
+    r".*--mtp-weight": "--from-scratch --seq 32 --batch 4",
     r"programs/bench/beside_transformers": "--train-gpt build/release/bin/train_gpt --folder llama --rounds 1 --steps 2 --warmup 1 --batch 2 --seq 32",
     r"programs/bench/beside_fsdp2": "--libtorch-gpt build/release/bin/libtorch_gpt --smoke",
     r"programs/bench/muon_beside_adamw": "--rounds 1 --steps 2 --warmup 1 --tokens 512 --seq 64",
@@ -69,7 +70,8 @@ def adapted(command):
     words = [word for word in command.split() if "=" not in word]
     if words[0].isalpha() and words[0] not in ("export", "umask") and not shutil.which(words[0], path=environment(".")["PATH"]):
         raise Skipped(f"{words[0]} is missing")
-    return FOLDER.sub(r"\1 llama", command).replace("/shared/", "shared/")
+    model = "deepseek" if "--mtp-weight" in command else "llama"
+    return FOLDER.sub(rf"\1 {model}", command).replace("/shared/", "shared/")
 
 
 def environment(folder, slurm=False):

@@ -1,4 +1,5 @@
-"""A folder in which commands of pages run: the tree's files that they name, programs, a small llama with a tokenizer, and texts."""
+"""A folder in which commands of pages run: the tree's files that they name, programs, a small llama with a tokenizer, a model with a head for
+multi-token prediction, and texts."""
 
 import json
 import os
@@ -51,6 +52,13 @@ def make_llama(folder):
     (folder / "chat_template.jinja").write_text(CHAT)
 
 
+def make_deepseek(folder):
+    """The golden deepseek_v3 with a head for multi-token prediction, without weights."""
+    folder.mkdir()
+    config = (ROOT / "tests/golden/models/deepseek_v3/config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"num_nextn_predict_layers": 0', '"num_nextn_predict_layers": 1'))
+
+
 def make_texts(folder):
     count = 4000
     header = struct.pack("<3i", 20240520, 1, count) + bytes(1012)
@@ -72,5 +80,6 @@ def prepare(folder, programs):
         os.symlink(ROOT / name, folder / name)
     link_programs(folder, programs)
     make_llama(folder / "llama")
+    make_deepseek(folder / "deepseek")
     make_texts(folder)
     (folder / "hosts").write_text("host1 slots=1\nhost2 slots=1\n")  # of scripts/hosts.sh
