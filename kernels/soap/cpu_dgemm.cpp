@@ -96,16 +96,16 @@ void multiply_rows(int64_t m, int64_t n, int64_t k, double alpha, const DoubleVi
 void dgemm(int64_t m, int64_t n, int64_t k, double alpha, const DoubleView& a, const DoubleView& b,
            double beta, double* c, int64_t ldc) {
   const int64_t tiles = (m + kTileRows - 1) / kTileRows;
-  const auto threads =
-      static_cast<int>(std::min<int64_t>({omp_get_max_threads(), tiles, m * n * k / kThreadGrain}));
+  const int team = omp_get_max_threads();
+  const auto threads = static_cast<int>(std::min<int64_t>({team, tiles, m * n * k / kThreadGrain}));
   if (threads <= 1) return multiply_rows(m, n, k, alpha, a, b, beta, c, ldc);
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team)  // all of them: see parallel_for()
   {
-    const int64_t t = omp_get_thread_num(), count = omp_get_num_threads();
-    const int64_t begin = tiles * t / count * kTileRows,
-                  end = std::min(m, tiles * (t + 1) / count * kTileRows);
+    const int64_t t = omp_get_thread_num(), count = std::min(threads, omp_get_num_threads());
+    const int64_t begin = std::min(m, tiles * t / count * kTileRows),
+                  end = t < count ? std::min(m, tiles * (t + 1) / count * kTileRows) : begin;
     const DoubleView mine{a.data + begin * a.rows, a.rows, a.cols};
-    multiply_rows(end - begin, n, k, alpha, mine, b, beta, c + begin * ldc, ldc);
+    if (begin < end) multiply_rows(end - begin, n, k, alpha, mine, b, beta, c + begin * ldc, ldc);
   }
 }
 

@@ -32,12 +32,14 @@ void parallel_for(const ExecutionContext& ctx, int64_t n, int64_t grain, F&& f) 
     return;
   }
   std::exception_ptr failure;
-#pragma omp parallel num_threads(threads)
+  // The whole team, also where some have nothing to do: libgomp ends the threads that a region leaves out and makes them
+  // again for a later one.
+#pragma omp parallel num_threads(ctx.threads)
   {
-    const int64_t t = omp_get_thread_num(), count = omp_get_num_threads();
+    const int64_t t = omp_get_thread_num(), count = std::min(threads, omp_get_num_threads());
     const int64_t begin = blocks * t / count * grain, end = std::min(n, blocks * (t + 1) / count * grain);
     try {
-      if (begin < end) vectorized(f, begin, end);
+      if (t < count && begin < end) vectorized(f, begin, end);
     } catch (...) {
 #pragma omp critical(sherd_parallel_for)
       failure = std::current_exception();
