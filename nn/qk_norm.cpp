@@ -149,14 +149,17 @@ Var projection_norm(const Var& in, const std::vector<Parameter>& weights, float 
   const Tensor x = in.value();
   std::vector<Normed> all;
   int64_t end = 0;
-  for (const Parameter& w : weights) {
-    const int64_t begin = std::exchange(end, end + numel_of(w.shape()));
-    all.push_back({{x.size(0), x.size(1), begin, 1, end - begin}, w, like_f32(x, {x.size(0)})});
-  }
+  for (const Parameter& w : weights) end += numel_of(w.shape());
   if (weights.empty() || x.dim() != 2 || x.size(1) < end)
     throw ShapeMismatch(
         fmt::format("projection_norm: x is {}, must be [rows, {} or more], the columns of {} weights",
                     to_string(x.shape()), end, weights.size()));
+  int64_t begin = 0;
+  for (const Parameter& w : weights) {
+    const int64_t columns = numel_of(w.shape());
+    all.push_back({{x.size(0), x.size(1), begin, 1, columns}, w, like_f32(x, {x.size(0)})});
+    begin += columns;
+  }
   return normed(in, all, eps, {.columns = tp});
 }
 

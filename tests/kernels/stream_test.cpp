@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <omp.h>
 #include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/ops.h>
 
@@ -358,6 +359,7 @@ struct CallersTeam : testing::Test {
     return [&](ExecutionContext& c) {
       thread = std::this_thread::get_id();
       threads = c.threads;
+      EXPECT_EQ(omp_get_max_threads(), threads) << "of libraries";
     };
   }
   std::shared_ptr<Device> device = make_cpu_device({.threads = 2, .max_queued_work = 4});
@@ -368,7 +370,9 @@ struct CallersTeam : testing::Test {
 };
 
 TEST_F(CallersTeam, RunsOperations) {
+  omp_set_num_threads(3);
   s.submit("look", look(thread, threads));
+  EXPECT_EQ(omp_get_max_threads(), 3);
   EXPECT_EQ(thread, here);
   EXPECT_EQ(threads, 2);
   EXPECT_TRUE(s.record().done());
@@ -417,6 +421,22 @@ TEST_F(CallersTeam, WorkMayQueueWorkBehindItself) {
   });
   s.synchronize();
   EXPECT_EQ(ran, 20);
+}
+
+TEST_F(CallersTeam, WorkOfOtherStreamsDoesNotWaitForIt) {
+  const auto other = device->make_stream("other");
+  Gate gate;
+  bool ran = false;
+  other->submit("queues", [&](ExecutionContext&) {
+    gate.future.wait();
+    s.submit("more", [&](ExecutionContext&) { ran = true; });
+  });
+  s.submit("waits", [&](ExecutionContext&) {
+    gate.open();
+    other->record().synchronize();
+  });
+  s.synchronize();
+  EXPECT_TRUE(ran);
 }
 
 TEST_F(CallersTeam, FailuresAreThoseOfTheWorker) {

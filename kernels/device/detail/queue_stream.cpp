@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <sherd/kernels/device/cpu/tasks.h>
+
 namespace sherd {
 namespace {
 
@@ -21,6 +23,9 @@ struct Inherited {
 /// Operations from one native event to the next. Fewer where few may be held, so that a host thread that
 /// waits for room has an event to wait for.
 int64_t pieces_per_event(int64_t most_work) { return std::clamp<int64_t>(most_work / 2, 1, 64); }
+
+/// Whether this thread is a stream's: what its operations queue must not wait for other streams.
+thread_local bool is_worker = false;
 
 }  // namespace
 
@@ -169,7 +174,7 @@ void QueueStream::wait_issued() {
 void QueueStream::push(Item item) {
   Lock lock(mutex_);
   rethrow_failure(lock);
-  if (on_callers_ && item.work && !inside() && !omp_in_parallel()) {
+  if (on_callers_ && item.work && !inside() && !is_worker && !omp_in_parallel()) {
     wait_issued(lock);
     rethrow_failure(lock);
     return run_here(std::move(item), lock);
@@ -185,7 +190,10 @@ void QueueStream::run_here(Item item, Lock& lock) {
   caller_ = std::this_thread::get_id();
   device_.run_ahead().note_work(held());
   lock.unlock();
-  run_item(item);
+  {
+    const cpu::Threads team(context_.threads);
+    run_item(item);
+  }
   item = {};
   lock.lock();
   caller_ = {};
@@ -393,6 +401,7 @@ void QueueStream::finished(int64_t number, std::shared_ptr<NativeEvent> here) {
 }
 
 void QueueStream::run() {
+  is_worker = true;
   if (native_) {
     attempt([&] { native_->start(); });
   } else {

@@ -125,10 +125,10 @@ std::pair<float, float> probabilities(bf16* p, float* scores, SeenKeys seen, int
   float max = kLeast;
 #pragma omp simd reduction(max : max)
   for (int64_t j = 0; j < end; ++j) max = scores[j] > max ? scores[j] : max;
-  const float factor = scale * kLog2E, shift = -max * factor;
+  const float factor = scale * kLog2E;
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < end; ++j) sum += scores[j] = exp2_rough(mul_add(scores[j], factor, shift));
+  for (int64_t j = 0; j < end; ++j) sum += scores[j] = exp2_rough((scores[j] - max) * factor);
   narrow(p, scores, end);
   std::fill(p + end, p + keys, bf16(0.0f));
   return {max, sum};
@@ -184,12 +184,12 @@ void gradient_of_row(const HeadLayout& l, const AttentionArgs& a, int64_t bh, in
   float delta = 0;  // sum of p * dp over the row
 #pragma omp simd reduction(+ : delta)
   for (int64_t d = 0; d < l.dim; ++d) delta += float(out[d]) * float(dout[d]);
-  const float factor = l.scale * kLog2E, shift = -a.lse[bh * l.seq + row] * kLog2E;
+  const float scale = l.scale, lse = a.lse[bh * l.seq + row];
   const SeenKeys seen = l.seen(bh, row, begin);
   const int64_t from = seen.first, count = seen.end;
 #pragma omp simd
   for (int64_t j = from; j < whole_vectors(count, keys); ++j) {
-    scores[j] = exp2_rough(mul_add(scores[j], factor, shift));
+    scores[j] = exp_rough(scale * scores[j] - lse);
     dp[j] = scores[j] * (dp[j] - delta);
   }
   for (float* values : {scores, dp}) {

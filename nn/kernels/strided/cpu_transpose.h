@@ -38,7 +38,8 @@ void transpose_block(T* to, int64_t to_step, const T* from, int64_t from_step) {
   for (int i = 0; i < kSide; ++i) std::memcpy(to + i * to_step, &rows[i], sizeof(Vector));
 }
 
-/// to[c * to_step + r] = from[r * from_step + c] for r < rows, c < cols. T has 2 or 4 bytes; the memory does not overlap.
+/// to[c * to_step + r] = from[r * from_step + c] for r < rows, c < cols. T has 2 or 4 bytes, and may stand for
+/// others of its size; the memory does not overlap.
 template <class T>
 void transpose(T* to, int64_t to_step, const T* from, int64_t from_step, int64_t rows, int64_t cols) {
   constexpr int64_t kSide = sizeof(Words) / sizeof(T);
@@ -48,7 +49,7 @@ void transpose(T* to, int64_t to_step, const T* from, int64_t from_step, int64_t
       transpose_block(to + c * to_step + r, to_step, from + r * from_step + c, from_step);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = r < block_rows ? block_cols : 0; c < cols; ++c)
-      to[c * to_step + r] = from[r * from_step + c];
+      std::memcpy(to + c * to_step + r, from + r * from_step + c, sizeof(T));
 }
 
 }  // namespace sherd::cpu

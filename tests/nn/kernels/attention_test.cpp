@@ -222,15 +222,21 @@ TEST(Attention, SameBitsWhereverTensorsBegin) {
 
 TEST(Attention, HugeNegativeScoresOfEqualKeysStillAverage) {
   for (DType t : {DType::f32, DType::bf16}) {
-    Lab lab;
-    // One head of width 1: every score is -2^20, and the values are 0, 1, 2, ...
-    const int64_t seq = 70;
-    Floats qkv;
-    for (int64_t i = 0; i < seq; ++i) qkv.insert(qkv.end(), {0x1p10f, -0x1p10f, static_cast<float>(i)});
-    const Results r = both_passes(lab, {1, seq, 1, 1, t}, qkv, Floats(static_cast<size_t>(seq), 0));
-    Floats want;
-    for (int64_t i = 0; i < seq; ++i) want.push_back(static_cast<float>(i) / 2);
-    expect_close(r.out, want, t == DType::f32 ? 1e-6 : epsilon(t), name_of(t));
+    for (const int64_t dim : {1, 2}) {
+      Lab lab;
+      // One head: all scores of a row are equal, below -2^20, and the values are 0, 1, 2, ...
+      const int64_t seq = 70;
+      const float q = kCuda ? 0x1p10f : 0x1p17f;
+      Floats qkv;
+      for (int64_t i = 0; i < seq; ++i)
+        for (const float x : {q, -q, static_cast<float>(i)})
+          qkv.insert(qkv.end(), static_cast<size_t>(dim), x);
+      const Results r = both_passes(lab, {1, seq, 1, dim, t}, qkv, Floats(static_cast<size_t>(seq * dim), 0));
+      Floats want;
+      for (int64_t i = 0; i < seq; ++i)
+        want.insert(want.end(), static_cast<size_t>(dim), static_cast<float>(i) / 2);
+      expect_close(r.out, want, t == DType::f32 ? 1e-6 : epsilon(t), name_of(t));
+    }
   }
 }
 
