@@ -35,7 +35,7 @@ TEST(Elementwise, CastToBf16MatchesReferenceForEveryUpperHalf) {
   Lab lab;
   const Floats rounded = lab.floats(lab.tensor({std::ssize(values)}, values, DType::bf16));
   for (size_t i = 0; i < values.size(); ++i) {
-    const float want(bf16(values[i]));
+    const auto want = static_cast<float>(bf16(values[i]));
     ASSERT_TRUE(std::isnan(want) ? std::isnan(rounded[i])
                                  : std::bit_cast<uint32_t>(rounded[i]) == std::bit_cast<uint32_t>(want))
         << values[i];
