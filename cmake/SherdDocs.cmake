@@ -3,9 +3,11 @@
 find_package(Doxygen QUIET)
 if(DOXYGEN_FOUND)
   sherd_public_headers(headers)
-  file(GLOB torch_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/adapters/torch/*.h)
+  list(TRANSFORM headers PREPEND include/sherd/)  # the links through which programs include them
+  file(GLOB torch_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include/sherd/torch/*.h)
   set(DOXYGEN_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/docs)
-  set(DOXYGEN_STRIP_FROM_PATH ${PROJECT_SOURCE_DIR})
+  set(DOXYGEN_STRIP_FROM_PATH ${PROJECT_SOURCE_DIR}/include)
+  set(DOXYGEN_STRIP_FROM_INC_PATH ${PROJECT_SOURCE_DIR}/include)
   set(DOXYGEN_JAVADOC_AUTOBRIEF YES)  # the first sentence
   set(DOXYGEN_EXTRACT_ALL YES)  # what a plain name says has no comment
   set(DOXYGEN_EXCLUDE_SYMBOLS detail "*::detail" "*::detail::*")
