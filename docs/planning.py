@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/planning.md and docs/kimi-k2.md from what `sherd plan` says, and docs/plan_sweep.svg.
 
-Usage: docs/planning.py [--time] [BUILD]     BUILD: build/release
+Usage: docs/planning.py [--time [--one-round]] [BUILD]     BUILD: build/release
 A table stands between lines <!-- NAME --> and <!-- end -->. --time measures this machine and trains on it (the table "time"),
-which needs an idle machine; without it that table stays as it is.
+which needs an idle machine; without it that table stays as it is. --one-round: once instead of three times.
 """
 import json
 import re
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ARGUMENTS = [a for a in sys.argv[1:] if a != '--time']
+ARGUMENTS = [a for a in sys.argv[1:] if not a.startswith('--')]
 BIN = Path(ARGUMENTS[0] if ARGUMENTS else ROOT / 'build/release').resolve() / 'bin'
 GIB = 2 ** 30
 
@@ -215,7 +215,7 @@ HERE = [(1, SIZES), (1, SIZES + ' --optimizer muon'), (1, SIZES + ' --precision 
         (2, SIZES), (2, SIZES + ' --optimizer muon'), (2, SIZES + ' --strategy zero1'), (2, SIZES + ' --grad-accum 2')]
 
 
-ROUNDS = 3
+ROUNDS = 1 if '--one-round' in sys.argv else 3
 
 
 def time_here():

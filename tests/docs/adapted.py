@@ -25,6 +25,7 @@ FURTHER = {
     r"programs/bench/beside_fsdp2": "--libtorch-gpt build/release/bin/libtorch_gpt --smoke",
     r"programs/bench/muon_beside_adamw": "--rounds 1 --steps 2 --warmup 1 --tokens 512 --seq 64",
     r"programs/bench/soap_beside_heavyball": f"--build build/release --steps 2 {SMALL.replace('--dim 32', '--dim 16')}",
+    r"docs/planning.py --time": "--one-round",
     r"programs/bench/torch_(?:ops|muon)": "--device cpu --small --rounds 1",
 }
 SLURM_JOB = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "1"}
