@@ -108,10 +108,10 @@ class Device {
   }
   /// Returns the stream that runs the model and the optimizer.
   virtual Stream& compute() = 0;
-  /// For programs whose thread runs OpenMP regions of its own between operations of compute(), such as libtorch's. From now
-  /// on an operation of compute() runs on the thread that queues it, with that thread's OpenMP team, before submit() returns.
-  /// Streams made later run theirs with one thread. With a second team there are more threads than processors, and libgomp
-  /// then lets threads sleep after each region. No effect with one thread, or on a GPU.
+  /// For programs whose thread runs OpenMP regions of its own between operations of compute(), such as libtorch's: a second team
+  /// is more threads than processors, and libgomp then puts threads to sleep after each region. From now on an operation of compute()
+  /// runs on the thread that queues it, before submit() returns; not so what operations queue, and what regions do. Streams made
+  /// later run theirs with one thread. No effect with one thread, or on a GPU.
   virtual void use_callers_team() {}
   /// Makes a further stream; it must not outlive the device.
   virtual std::unique_ptr<Stream> make_stream(std::string name,

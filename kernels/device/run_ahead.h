@@ -24,7 +24,7 @@ namespace sherd {
 /// peers, so every rank that has queued it reaches it. A rank that has not queued it cannot wait for room for
 /// ever: a full stream of that rank holds only earlier operations, which complete. Programs owe two things:
 /// events are recorded before they are waited for, and operations do not wait for what the host does only
-/// after queueing more. A stream's own worker never waits. Bounds hold per stream, however small: the
+/// after queueing more. A thread that runs an operation of the stream never waits. Bounds hold per stream, however small: the
 /// argument needs room for one operation.
 class RunAhead {
  public:

@@ -44,7 +44,7 @@ class Trace {
 
   /// Reserves a record; false when the limit is reached.
   [[nodiscard]] bool reserve();
-  /// The records of one stream; written by its worker alone, and by records().
+  /// The records of one stream; written by the thread that runs its operation, and by records().
   class Lane {
    public:
     Lane(std::string device, std::string stream) : device_(std::move(device)), stream_(std::move(stream)) {}

@@ -18,7 +18,7 @@ struct RmsNormArgs {
   Ref dy{}, dx{};  // backward
   Ref dw{};        // backward, adds over rows in increasing order
   Ref addend{};  // backward, [rows, cols] or null: dx = addend + the gradient, which is rounded to x's dtype first
-  Ref sums{};  // f32 [rows] or null: of x^2, in backward of dy * w * x, over the `of` columns of whole rows
+  Ref sums{};  // [rows] of rstd's dtype, or null: of x^2, in backward of dy * w * x, over the `of` columns of whole rows
   int64_t of = 0;
 
   int64_t columns() const { return sums.data ? of : cols; }
@@ -62,7 +62,7 @@ namespace ops {
 
 /// Rows of which x has a part of the columns. Undefined sums: x has whole rows.
 struct WholeRows {
-  Tensor sums{};     // f32 [rows]: rms_norm_sums() of all parts, added up
+  Tensor sums{};     // [rows] of rstd's dtype: rms_norm_sums() of all parts, added up
   int64_t cols = 0;  // of all parts together
 };
 
