@@ -57,10 +57,7 @@ inline int64_t scratch_bytes(int64_t threads, int64_t count, int64_t floats) {
 template <class F>
 void for_each(ExecutionContext& ctx, int64_t count, int64_t floats, F&& work) {
   float* scratch = static_cast<float*>(ctx.scratch(scratch_bytes(ctx.threads, count, floats)));
-  parallel_for(ctx, count, 1, [&](int64_t begin, int64_t end) {
-    const OneThread one;  // for the library's products
-    for (int64_t i = begin; i < end; ++i) work(i, scratch + omp_get_thread_num() * floats);
-  });
+  for_tasks(ctx, count, [&](int64_t i) { work(i, scratch + omp_get_thread_num() * floats); });
 }
 
 }  // namespace sherd::cpu

@@ -11,9 +11,20 @@
 
 namespace sherd::cpu {
 
+namespace {
+
+/// Requests a row's cache lines: rows of packed tensors are far apart, and the processor does not foresee them.
+void prefetch(const bf16* row, int64_t columns) {
+  for (int64_t c = 0; c < columns; c += 32) __builtin_prefetch(row + c);
+}
+
+}  // namespace
+
 void pack_transposed(const Panels& to, const bf16* x, int64_t step, int64_t rows, int64_t columns) {
   for (int64_t row = 0; row < rows; row += kPanel) {
     const int64_t count = std::min(kPanel, rows - row);
+    for (int64_t next = row + kPanel; next < std::min(row + 2 * kPanel, rows); ++next)
+      prefetch(x + next * step, columns);
     if (count < kPanel) std::fill_n(to.at(0, row), columns * kPanel, bf16(0.0f));
     // A pair is moved as one word.
     transpose(reinterpret_cast<uint32_t*>(to.at(0, row)), kPanel,
@@ -95,6 +106,8 @@ void multiply(const PanelProduct& p) {
     for (int64_t pair = 0; pair < to.pairs; ++pair) {
       const int64_t row = 2 * pair;
       const bf16* from = x + row * step + column;
+      if (column == 0 && row + kPanel + 1 < rows)
+        for (const int64_t next : {kPanel, kPanel + 1}) prefetch(from + next * step, columns);
       const __m512i even = _mm512_maskz_loadu_epi16(row < rows ? there : 0, from),
                     odd = _mm512_maskz_loadu_epi16(row + 1 < rows ? there : 0, from + step);
       _mm512_storeu_si512(to.at(pair, column), _mm512_permutex2var_epi16(even, low, odd));
