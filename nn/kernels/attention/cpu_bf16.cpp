@@ -106,6 +106,30 @@ struct Block {
   int64_t first, rows, begin, keys, columns;
 };
 
+/// c [rows, columns] = x of the block's rows times y, of the transposed keys or values.
+void dots(const HeadLayout& l, const Block& b, const Rows& x, const Panels& y, float* c) {
+  multiply({.m = b.rows,
+            .n = b.columns,
+            .pairs = head_pairs(l),
+            .a = x.pairs(b.first),
+            .b = y,
+            .first_column = b.begin,
+            .c = c,
+            .ldc = b.columns});
+}
+
+/// c [rows, head] = x [rows, columns] times y, of the keys or values.
+void weighted(const HeadLayout& l, const Block& b, const bf16* x, const Panels& y, float* c) {
+  multiply({.m = b.rows,
+            .n = head_columns(l),
+            .pairs = b.columns / 2,
+            .a = {x, b.columns, 2},
+            .b = y,
+            .first_pair = b.begin / 2,
+            .c = c,
+            .ldc = head_columns(l)});
+}
+
 void write_rows(const HeadLayout& l, bf16* to, int64_t stride, const float* from, int64_t rows,
                 float factor) {
   for (int64_t t = 0; t < rows; ++t) {
@@ -144,14 +168,7 @@ float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, f
   float largest = -std::numeric_limits<float>::infinity();
   for (int64_t first = 0; first < l.seq; first += kBlockRows) {
     const Block b(l, bh, first, kBlockRows);
-    multiply({.m = b.rows,
-              .n = b.columns,
-              .pairs = head_pairs(l),
-              .a = q.pairs(first),
-              .b = parts.k,
-              .first_column = b.begin,
-              .c = parts.scores,
-              .ldc = b.columns});
+    dots(l, b, q, parts.k, parts.scores);
     float sums[kBlockRows];
     for (int64_t i = 0; i < b.rows; ++i) {
       const int64_t at = i * b.columns;
@@ -161,14 +178,7 @@ float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, f
       largest = std::max(largest, max * l.scale);
       a.lse[bh * l.seq + first + i] = max * l.scale + std::log(sum);
     }
-    multiply({.m = b.rows,
-              .n = head_columns(l),
-              .pairs = b.columns / 2,
-              .a = {parts.p, b.columns, 2},
-              .b = parts.v,
-              .first_pair = b.begin / 2,
-              .c = parts.out,
-              .ldc = head_columns(l)});
+    weighted(l, b, parts.p, parts.v, parts.out);
     for (int64_t i = 0; i < b.rows; ++i)
       write_rows(l, out + (first + i) * l.out_stride(), l.out_stride(), parts.out + i * head_columns(l), 1,
                  1.0f / sums[i]);
@@ -202,18 +212,8 @@ void gradient_of_row(const HeadLayout& l, const AttentionArgs& a, int64_t bh, in
 void backward_of_block(const HeadLayout& l, const AttentionArgs& a, const BackwardParts& parts,
                        const Block& b, int64_t bh, bf16* paired_p, bf16* paired_ds, int64_t columns) {
   const Rows q = rows_of(l, a, bh, 0), dout{a.dout.as<bf16>() + l.out(bh), l.out_stride()};
-  const auto dots = [&](const Rows& x, const Panels& y, float* c) {
-    multiply({.m = b.rows,
-              .n = b.columns,
-              .pairs = head_pairs(l),
-              .a = x.pairs(b.first),
-              .b = y,
-              .first_column = b.begin,
-              .c = c,
-              .ldc = b.columns});
-  };
-  dots(q, parts.k, parts.scores);
-  dots(dout, parts.v, parts.dp);
+  dots(l, b, q, parts.k, parts.scores);
+  dots(l, b, dout, parts.v, parts.dp);
   for (int64_t i = 0; i < b.rows; ++i) {
     const int64_t at = i * b.columns;
     gradient_of_row(l, a, bh, b.first + i, b.begin, b.columns, parts.scores + at, parts.dp + at);
@@ -228,14 +228,7 @@ void backward_of_block(const HeadLayout& l, const AttentionArgs& a, const Backwa
     round_pairs(paired_p + i * columns, parts.scores + even, parts.scores + odd, b.columns);
     round_pairs(paired_ds + i * columns, parts.dp + even, parts.dp + odd, b.columns);
   }
-  multiply({.m = b.rows,
-            .n = head_columns(l),
-            .pairs = b.columns / 2,
-            .a = {parts.ds, b.columns, 2},
-            .b = parts.k_rows,
-            .first_pair = b.begin / 2,
-            .c = parts.dq,
-            .ldc = head_columns(l)});
+  weighted(l, b, parts.ds, parts.k_rows, parts.dq);
   write_rows(l, a.dqkv.as<bf16>() + l.qkv(bh, 0) + b.first * l.qkv_stride(), l.qkv_stride(), parts.dq, b.rows,
              l.scale);
 }

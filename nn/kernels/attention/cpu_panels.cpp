@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <sherd/kernels/device/error.h>
+
 #include "../strided/cpu_transpose.h"
 
 namespace sherd::cpu {
@@ -126,9 +128,15 @@ void multiply(const PanelProduct& p) {
   }
 }
 #else
-void pack_rows(const Panels&, const bf16*, int64_t, int64_t, int64_t) {}
-void multiply(const PanelProduct&) {}
-void round_pairs(bf16*, const float*, const float*, int64_t) {}
+namespace {
+
+[[noreturn]] void refuse() { throw NotSupported("attention in bf16: this processor has no AVX512-BF16"); }
+
+}  // namespace
+
+void pack_rows(const Panels&, const bf16*, int64_t, int64_t, int64_t) { refuse(); }
+void multiply(const PanelProduct&) { refuse(); }
+void round_pairs(bf16*, const float*, const float*, int64_t) { refuse(); }
 #endif
 
 }  // namespace sherd::cpu
