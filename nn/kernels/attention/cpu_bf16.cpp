@@ -7,11 +7,9 @@
 #include <utility>
 
 #include <sherd/kernels/device/cpu/features.h>
-#include <sherd/kernels/device/cpu/narrow.h>
-#include <sherd/kernels/device/cpu/vector_math.h>
 
-#include "cpu_exponentials.h"
 #include "cpu_panels.h"
+#include "cpu_rows.h"
 
 // A key head's k and v are packed once. Query rows are worked in blocks, of which only the keys in their windows (up to one
 // block of rows and one panel of slack) are computed. Products span the documents that a block's rows see; probabilities of
@@ -22,7 +20,6 @@ namespace {
 
 constexpr int64_t kBlockRows = 32;  // whose scores stay in the second-level cache
 constexpr int64_t kGroupRows = 64;  // of a product with a transposed block, which adds to all of dk or dv
-constexpr float kLog2E = 1.44269504f;
 
 /// One head's rows in the packed tensors.
 struct Rows {
@@ -132,30 +129,7 @@ void weighted(const HeadLayout& l, const Block& b, const bf16* x, const Panels& 
 
 void write_rows(const HeadLayout& l, bf16* to, int64_t stride, const float* from, int64_t rows,
                 float factor) {
-  for (int64_t t = 0; t < rows; ++t) {
-    const float* row = from + t * head_columns(l);
-    round_each(to + t * stride, l.dim, [=](int64_t d) { return row[d] * factor; });
-  }
-}
-
-/// scores = e^(scale * (score - max)) of the keys that the row sees, p the same rounded, with zeros at other keys. Returns
-/// max and the sum of scores.
-std::pair<float, float> probabilities(bf16* p, float* scores, SeenKeys seen, int64_t keys, float scale) {
-  std::fill_n(p, seen.first, bf16(0.0f));
-  p += seen.first, scores += seen.first, keys -= seen.first;
-  constexpr float kLeast = -std::numeric_limits<float>::infinity();
-  const int64_t count = seen.end - seen.first, end = whole_vectors(count, keys);
-  std::fill(scores + count, scores + end, kLeast);
-  float max = kLeast;
-#pragma omp simd reduction(max : max)
-  for (int64_t j = 0; j < end; ++j) max = scores[j] > max ? scores[j] : max;
-  const float factor = scale * kLog2E;
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < end; ++j) sum += scores[j] = exp2_rough((scores[j] - max) * factor);
-  narrow(p, scores, end);
-  std::fill(p + end, p + keys, bf16(0.0f));
-  return {max, sum};
+  for (int64_t t = 0; t < rows; ++t) round_row(to + t * stride, from + t * head_columns(l), l.dim, factor);
 }
 
 float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
@@ -180,32 +154,19 @@ float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, f
     }
     weighted(l, b, parts.p, parts.v, parts.out);
     for (int64_t i = 0; i < b.rows; ++i)
-      write_rows(l, out + (first + i) * l.out_stride(), l.out_stride(), parts.out + i * head_columns(l), 1,
-                 1.0f / sums[i]);
+      round_row(out + (first + i) * l.out_stride(), parts.out + i * head_columns(l), l.dim, 1.0f / sums[i]);
   }
   return largest;
 }
 
-/// Turns scores into p and dp into the scores' gradients, for query row `row` and `keys` keys from `begin` on.
-void gradient_of_row(const HeadLayout& l, const AttentionArgs& a, int64_t bh, int64_t row, int64_t begin,
-                     int64_t keys, float* scores, float* dp) {
-  const bf16 *out = a.out.as<bf16>() + l.out(bh) + row * l.out_stride(),
-             *dout = a.dout.as<bf16>() + l.out(bh) + row * l.out_stride();
-  float delta = 0;  // sum of p * dp over the row
-#pragma omp simd reduction(+ : delta)
-  for (int64_t d = 0; d < l.dim; ++d) delta += float(out[d]) * float(dout[d]);
-  const float scale = l.scale, lse = a.lse[bh * l.seq + row];
-  const SeenKeys seen = l.seen(bh, row, begin);
-  const int64_t from = seen.first, count = seen.end;
-#pragma omp simd
-  for (int64_t j = from; j < whole_vectors(count, keys); ++j) {
-    scores[j] = exp_rough(scale * scores[j] - lse);
-    dp[j] = scores[j] * (dp[j] - delta);
-  }
-  for (float* values : {scores, dp}) {
-    std::fill_n(values, from, 0.0f);
-    std::fill(values + count, values + keys, 0.0f);
-  }
+/// Row i of a block. A row behind the last sees nothing; its scores may be any.
+ScoreRow score_row(const HeadLayout& l, const AttentionArgs& a, const BackwardParts& parts, const Block& b,
+                   int64_t bh, int64_t i) {
+  const int64_t row = b.first + i, at = l.out(bh) + row * l.out_stride();
+  if (i >= b.rows) return {parts.scores, parts.dp, {}, 0, 0};
+  const float delta = dot(a.out.as<bf16>() + at, a.dout.as<bf16>() + at, l.dim);
+  return {parts.scores + i * b.columns, parts.dp + i * b.columns, l.seen(bh, row, b.begin),
+          a.lse[bh * l.seq + row], delta};
 }
 
 /// Writes dq of a block's rows, and the block's p and ds into those of its group, `columns` keys wide.
@@ -214,20 +175,15 @@ void backward_of_block(const HeadLayout& l, const AttentionArgs& a, const Backwa
   const Rows q = rows_of(l, a, bh, 0), dout{a.dout.as<bf16>() + l.out(bh), l.out_stride()};
   dots(l, b, q, parts.k, parts.scores);
   dots(l, b, dout, parts.v, parts.dp);
-  for (int64_t i = 0; i < b.rows; ++i) {
-    const int64_t at = i * b.columns;
-    gradient_of_row(l, a, bh, b.first + i, b.begin, b.columns, parts.scores + at, parts.dp + at);
-    narrow(parts.ds + at, parts.dp + at, b.columns);
-  }
-  if (b.rows % 2 == 1) {  // a pair's other row
-    std::fill_n(parts.scores + b.rows * b.columns, b.columns, 0.0f);
-    std::fill_n(parts.dp + b.rows * b.columns, b.columns, 0.0f);
-  }
-  for (int64_t i = 0; i < b.rows; i += 2) {
-    const int64_t even = i * b.columns, odd = even + b.columns;
-    round_pairs(paired_p + i * columns, parts.scores + even, parts.scores + odd, b.columns);
-    round_pairs(paired_ds + i * columns, parts.dp + even, parts.dp + odd, b.columns);
-  }
+  for (int64_t i = 0; i < b.rows; i += 2)
+    gradients({.even = score_row(l, a, parts, b, bh, i),
+               .odd = score_row(l, a, parts, b, bh, i + 1),
+               .scale = l.scale,
+               .ds_even = parts.ds + i * b.columns,
+               .ds_odd = parts.ds + (i + 1) * b.columns,
+               .paired_p = paired_p + i * columns,
+               .paired_ds = paired_ds + i * columns},
+              b.columns);
   weighted(l, b, parts.ds, parts.k_rows, parts.dq);
   write_rows(l, a.dqkv.as<bf16>() + l.qkv(bh, 0) + b.first * l.qkv_stride(), l.qkv_stride(), parts.dq, b.rows,
              l.scale);

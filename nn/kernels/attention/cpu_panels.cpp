@@ -117,16 +117,6 @@ void multiply(const PanelProduct& p) {
     }
   }
 }
-
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]] void round_pairs(bf16* to, const float* even,
-                                                                                  const float* odd,
-                                                                                  int64_t count) {
-  const __m512i order = in_turn(16);
-  for (int64_t i = 0; i < count; i += 16) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(odd + i), _mm512_loadu_ps(even + i));
-    _mm512_storeu_si512(to + 2 * i, _mm512_permutexvar_epi16(order, (__m512i)both));
-  }
-}
 #else
 namespace {
 
@@ -136,7 +126,6 @@ namespace {
 
 void pack_rows(const Panels&, const bf16*, int64_t, int64_t, int64_t) { refuse(); }
 void multiply(const PanelProduct&) { refuse(); }
-void round_pairs(bf16*, const float*, const float*, int64_t) { refuse(); }
 #endif
 
 }  // namespace sherd::cpu

@@ -48,7 +48,4 @@ struct PanelProduct {
 };
 void multiply(const PanelProduct& product);
 
-/// to[2 * i], to[2 * i + 1] = even[i], odd[i] rounded, subnormal ones to 0; for a multiple of 16.
-void round_pairs(bf16* to, const float* even, const float* odd, int64_t count);
-
 }  // namespace sherd::cpu
