@@ -26,7 +26,7 @@ Softmax softmax_of(const T* x, int64_t count) {
     for (int64_t j = 0; j < count; ++j) max = float(x[j]) > max ? float(x[j]) : max;
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < count; ++j) sum += exp_fast(float(x[j]) - max);
+    for (int64_t j = 0; j < count; ++j) sum += MathFor<T>::exp(float(x[j]) - max);
     return Softmax{max, sum};
   });
 }
@@ -38,9 +38,10 @@ float loss_of(const Softmax& of, const T* x, int64_t target) {
 
 template <class T>
 void gradient(T* dx, const T* x, int64_t count, const Softmax& of, int64_t target, float scale) {
-  const float p = exp_fast(float(x[target]) - of.max) / of.sum;  // before dx, which may be x, is written
+  const float p =
+      MathFor<T>::exp(float(x[target]) - of.max) / of.sum;  // before dx, which may be x, is written
   vectorized([=, factor = scale / of.sum, top = of.max] {
-    round_each(dx, count, [=](int64_t j) { return exp_fast(float(x[j]) - top) * factor; });
+    round_each(dx, count, [=](int64_t j) { return MathFor<T>::exp(float(x[j]) - top) * factor; });
   });
   dx[target] = T((p - 1.0f) * scale);
 }

@@ -17,9 +17,9 @@ void forward_row(T* y, const T* x, int64_t cols) {
   for (int64_t c = 0; c < cols; ++c) max = float(x[c]) > max ? float(x[c]) : max;
   double sum = 0;  // of rows as long as a vocabulary
 #pragma omp simd reduction(+ : sum)
-  for (int64_t c = 0; c < cols; ++c) sum += exp_fast(float(x[c]) - max);
+  for (int64_t c = 0; c < cols; ++c) sum += MathFor<T>::exp(float(x[c]) - max);
   const auto factor = static_cast<float>(1 / sum);
-  round_each(y, cols, [=](int64_t c) { return exp_fast(float(x[c]) - max) * factor; });
+  round_each(y, cols, [=](int64_t c) { return MathFor<T>::exp(float(x[c]) - max) * factor; });
 }
 
 template <class T>

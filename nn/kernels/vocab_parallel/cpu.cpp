@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/parallel.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
@@ -21,7 +22,7 @@ void vocab_parallel_partial(ExecutionContext& ctx, const VocabParallelArgs& a) {
         for (int64_t j = 0; j < a.cols; ++j) max = float(x[j]) > max ? float(x[j]) : max;
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < a.cols; ++j) sum += exp_fast(float(x[j]) - max);
+        for (int64_t j = 0; j < a.cols; ++j) sum += MathFor<T>::exp(float(x[j]) - max);
         const int64_t target = a.targets[i] - a.begin;
         float* stats = a.stats + 3 * i;
         stats[0] = max;
@@ -61,9 +62,9 @@ void vocab_parallel_backward(ExecutionContext& ctx, const VocabParallelArgs& a) 
         const int64_t target = a.targets[i] - a.begin;
         const bool here = target >= 0 && target < a.cols;
         const float lse = a.lse[i], scale = a.scale;
-        const float p = here ? exp_fast(float(x[target]) - lse) : 0;  // before dx, which may be x, is written
-#pragma omp simd
-        for (int64_t j = 0; j < a.cols; ++j) store(dx[j], exp_fast(float(x[j]) - lse) * scale);
+        const float p =
+            here ? MathFor<T>::exp(float(x[target]) - lse) : 0;  // before dx, which may be x, is written
+        round_each(dx, a.cols, [=](int64_t j) { return MathFor<T>::exp(float(x[j]) - lse) * scale; });
         if (here) dx[target] = T((p - 1.0f) * scale);
       }
     });
