@@ -9,6 +9,8 @@ namespace sherd::cuda {
 inline constexpr int kTileRows = 128;
 /// Widths that symmetric_hopper() has a kernel for.
 inline constexpr int kTileWidths[] = {128, 144, 160, 192, 256};
+/// Widest tile of the ping-pong schedule: its sums fit into one warpgroup's registers, those of 192 do not.
+inline constexpr int kPingPongWidth = 160;
 
 /// Tiles of kTileRows x width that reach the diagonal of an n x n matrix, or lie below it.
 int64_t tiles_of(int64_t n, int width);
