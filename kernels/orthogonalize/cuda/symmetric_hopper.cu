@@ -391,7 +391,11 @@ bool symmetric_hopper_available(const Chip& chip, Factor a, Factor b, const Term
 
 void symmetric_hopper(ExecutionContext& ctx, Factor a, Factor b, const Terms& terms, const Matrices& c,
                       int width) {
-  if (width == 0) width = tile_width(c.rows, c.batch, queue_of(ctx).chip().multiprocessors);
+  if (width == 0) {
+    const SymmetricShape shape{c.rows, a.of.cols, c.batch, static_cast<int>(size_of(c.dtype)),
+                               terms.beta != 0};
+    width = tile_width(shape, queue_of(ctx).chip().multiprocessors);
+  }
   constexpr std::make_index_sequence<std::size(kTileWidths)> widths;
   auto with = [&](auto in) {
     using In = decltype(in);
