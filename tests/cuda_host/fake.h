@@ -3,6 +3,7 @@
 //
 // Environment: SHERD_HOST_CUDA_DEVICES, the number of devices (8 when unset; 0: no driver).
 // SHERD_HOST_CUDA_CAPABILITY: theirs, 80 when unset; 90 lets the kernel for that chip alone be asked for.
+// SHERD_HOST_CUDA_MULTIPROCESSORS: theirs, 132 when unset.
 // SHERD_HOST_CUDNN_VERSION: cuDNN's, as 91900 for 9.19.0; unset: it is not installed.
 #pragma once
 

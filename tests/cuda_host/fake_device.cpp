@@ -42,7 +42,11 @@ constexpr Name kNames[] = {
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
-constexpr int kMultiprocessors = 132;
+/// As an H100's unless the environment says otherwise.
+int multiprocessors() {
+  const char* text = std::getenv("SHERD_HOST_CUDA_MULTIPROCESSORS");
+  return text ? std::atoi(text) : 132;
+}
 /// 80 unless the environment says otherwise, so that nothing is chosen that only newer chips have.
 int capability() {
   const char* text = std::getenv("SHERD_HOST_CUDA_CAPABILITY");
@@ -132,7 +136,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   REQUIRE(device >= 0 && device < device_count(), cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-      *value = kMultiprocessors;
+      *value = multiprocessors();
       break;
     case cudaDevAttrComputeCapabilityMajor:
       *value = capability() / 10;
@@ -233,7 +237,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->maxGridSize[1] = p->maxGridSize[2] = 65535;
   p->major = capability() / 10;
   p->minor = capability() % 10;
-  p->multiProcessorCount = kMultiprocessors;
+  p->multiProcessorCount = multiprocessors();
   p->l2CacheSize = 50 << 20;
   p->memoryBusWidth = 6144;
   p->asyncEngineCount = 3;

@@ -62,16 +62,18 @@ struct CudaLab : Lab {
 
 enum class Way { whole, blocks, chosen };
 
-/// z = -0.5 r r + 2 r, or the Gram matrix of x as it lies. `width`: of the tiles, where `way` is chosen and
-/// the chip has such; 0 as they are chosen.
+/// z = -0.5 r r + 2 r (k is 0), or the Gram matrix of x as it is stored. The addend is another matrix where the type of
+/// the result is. `width`: of the tiles, where `way` is chosen and the chip has such; 0 as they are chosen.
 Floats symmetric(CudaLab& lab, Way way, DType type, int64_t batch, int64_t n, int64_t k, bool transposed,
                  DType result = DType::u8, int width = 0) {
   const bool square = k == 0;
   const auto x = square ? lab.padded(batch, n, n, type, 1, true)
                         : lab.padded(batch, transposed ? k : n, transposed ? n : k, type, 1);
-  const auto c = lab.padded(batch, n, n, result == DType::u8 ? type : result, 77);
+  const DType out = result == DType::u8 ? type : result;
+  const auto c = lab.padded(batch, n, n, out, 77);
+  const auto addend = square && out != type ? lab.padded(batch, n, n, out, 5, true) : x;
   ops::fill(lab.s, c.tensor, NAN);
-  const Terms terms{.alpha = square ? -0.5 : 1, .beta = square ? 2.0 : 0, .addend = &x.matrices};
+  const Terms terms{.alpha = square ? -0.5 : 1, .beta = square ? 2.0 : 0, .addend = &addend.matrices};
   const Factor a{x.matrices, transposed}, b{x.matrices, !square && !transposed};
   lab.run([&](ExecutionContext& context) {
     switch (way) {
@@ -157,13 +159,21 @@ TEST(Products, LargeMatricesRepeatTheirFirstElements) {
 }
 
 #ifdef TEST_CUDA_EMULATED
-/// The imitated chips have compute capability 9.0 while it lives.
+/// While it lives, the imitated chips have compute capability 9.0 and that many multiprocessors.
 struct Hopper {
-  Hopper() { setenv("SHERD_HOST_CUDA_CAPABILITY", "90", 1); }
-  ~Hopper() { unsetenv("SHERD_HOST_CUDA_CAPABILITY"); }
+  explicit Hopper(int multiprocessors = 132) {
+    setenv("SHERD_HOST_CUDA_CAPABILITY", "90", 1);
+    setenv("SHERD_HOST_CUDA_MULTIPROCESSORS", std::to_string(multiprocessors).c_str(), 1);
+  }
+  ~Hopper() {
+    unsetenv("SHERD_HOST_CUDA_CAPABILITY");
+    unsetenv("SHERD_HOST_CUDA_MULTIPROCESSORS");
+  }
 };
 #else
-struct Hopper {};
+struct Hopper {
+  explicit Hopper(int = 0) {}
+};
 #endif
 
 // On any other chip the device uses blocks.
@@ -175,7 +185,6 @@ bool is_hopper(CudaLab& lab) {
   return is;
 }
 
-// Written without a chip to run it on: this is what tells whether it may be chosen.
 TEST(SymmetricHopper, IsTheWholeProduct) {
   [[maybe_unused]] const Hopper chip{};
   const auto hopper = std::make_unique<CudaLab>("hopper");
@@ -189,7 +198,6 @@ TEST(SymmetricHopper, IsTheWholeProduct) {
     for (int64_t n : sizes)
       for (int64_t k : {0, 8, 64, 72, 1000})
         for (DType result : {type, DType::f32}) {
-          if (k == 0 && result != type) continue;  // the addend is a factor
           const std::string what = std::string(name_of(type)) + " -> " + name_of(result) + ", n " +
                                    std::to_string(n) + ", k " + std::to_string(k);
           const Floats got = symmetric(*hopper, Way::chosen, type, 1, n, k, false, result);
@@ -206,25 +214,38 @@ TEST(SymmetricHopper, IsTheWholeProduct) {
         }
 }
 
-// A batch may be done in other tiles than one of its matrices alone.
+// A batch may be done in other tiles than one of its matrices alone. Blocks have one tile, an odd or an even number;
+// k has fewer or more pieces than the ring has stages.
 TEST(SymmetricHopper, TilesOfAnyWidthGiveTheSameBits) {
   [[maybe_unused]] const Hopper chip{};
-  const auto hopper = std::make_unique<CudaLab>("hopper");
-  if (!is_hopper(*hopper)) GTEST_SKIP() << "not a GPU of compute capability 9.0";
-  // Blocks have several tiles each, also on a chip of 132 multiprocessors.
-  const std::vector<std::array<int64_t, 2>> shapes =
-      kEmulated ? std::vector<std::array<int64_t, 2>>{{300, 1}, {150, 3}}
-                : std::vector<std::array<int64_t, 2>>{{300, 1}, {150, 3}, {1000, 32}, {4096, 1}};
-  for (DType type : {DType::f16, DType::bf16})
-    for (DType result : {type, DType::f32})
-      for (const auto& [n, batch] : shapes) {
-        const Floats want = symmetric(*hopper, Way::chosen, type, batch, n, 72, false, result, 256);
+  const auto reference = std::make_unique<CudaLab>("hopper");
+  if (!is_hopper(*reference)) GTEST_SKIP() << "not a GPU of compute capability 9.0";
+  struct Product {
+    int64_t n, batch, k;
+    int multiprocessors;  // of the emulated chip, whose blocks share the tiles
+  };
+  const std::vector<Product> cases =
+      kEmulated ? std::vector<Product>{{300, 1, 72, 132},
+                                       {150, 3, 72, 2},
+                                       {150, 3, 8, 1},
+                                       {300, 1, 450, 1},
+                                       {150, 3, 0, 2}}
+                // Blocks have several tiles each, on 132 multiprocessors as well.
+                : std::vector<Product>{{300, 1, 72, 0},  {150, 3, 72, 0},  {1000, 32, 72, 0},
+                                       {4096, 1, 72, 0}, {1000, 32, 8, 0}, {1000, 32, 0, 0}};
+  for (const Product& c : cases) {
+    const Hopper some(c.multiprocessors);
+    const auto hopper = std::make_unique<CudaLab>("hopper");
+    for (DType type : {DType::f16, DType::bf16})
+      for (DType result : {type, DType::f32}) {
+        const Floats want = symmetric(*reference, Way::chosen, type, c.batch, c.n, c.k, false, result, 256);
         for (const int width : cuda::kTileWidths)
-          EXPECT_EQ(bits(symmetric(*hopper, Way::chosen, type, batch, n, 72, false, result, width)),
+          EXPECT_EQ(bits(symmetric(*hopper, Way::chosen, type, c.batch, c.n, c.k, false, result, width)),
                     bits(want))
-              << name_of(type) << " -> " << name_of(result) << ", " << batch << " of " << n << " by "
-              << width;
+              << name_of(type) << " -> " << name_of(result) << ", " << c.batch << " of " << c.n << ", k "
+              << c.k << " by " << width << " on " << c.multiprocessors;
       }
+  }
 }
 
 #ifdef TEST_CUDA_EMULATED

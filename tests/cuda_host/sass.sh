@@ -2,7 +2,7 @@
 # What ptxas made of the kernels for compute capability 9.0: sass.sh CUOBJDUMP OBJECT...
 #
 # Every kernel multiplies with HGMMA; its registers hold everything (no stack, no local memory); and its products run
-# concurrently: one in four ends a group, where ptxas that serialises them ends a group with each. Exit code 77
+# concurrently: four or more form a group, where ptxas that serialises them makes one of each. Exit code 77
 # without cuobjdump, which needs nvdisasm beside it.
 set -uo pipefail
 tool=${1:-}
@@ -22,7 +22,7 @@ for object in "$@"; do
     function done() {
       if (name == "") return
       if (!products) { print "no HGMMA: " name; bad = 1 }
-      if (groups * 4 != products) { print "serialised: " name ": " products " products in " groups " groups"; bad = 1 }
+      if (!groups || groups * 4 > products) { print "serialised: " name ": " products " products in " groups " groups"; bad = 1 }
       if (memory) { print "local memory: " name ": " memory " instructions"; bad = 1 }
     }
     /Function :/ { done(); name = $3; products = groups = memory = 0 }

@@ -1,13 +1,23 @@
-// Symmetric products on tensor cores of compute capability 9.0. Never run on such a chip; tested under the
-// emulation: SymmetricHopper.* in tests/cuda_host compares it with the blocks. Off unless
-// DeviceOptions::symmetric_products requests it.
+// Symmetric products on tensor cores of compute capability 9.0, the default there (`--symmetric-products auto`).
+// SymmetricHopper.* in tests/cuda_host compares them with whole products, under the emulation and on a GPU.
+// The cooperative schedule has run on one H200 (docs/gpu-results.md), the ping-pong schedule under the
+// emulation only.
 //
 // A block of three warpgroups takes tiles of 128 rows that reach the diagonal, one after another, over all
-// matrices of the batch; how wide they are, n and the batch say (symmetric_tiles.h). One thread of the third
-// warpgroup copies pieces of both factors, 64 wide, into a ring of stages; the other two warpgroups each
-// multiply 64 rows of the tile. Finished elements pass through shared memory, once to their place and once,
-// transposed, to their mirror image; those above the diagonal are dropped. Sums run over k in order, sixteen
-// elements an instruction, whatever the width, so that a matrix's bits depend on nothing but its elements.
+// matrices of the batch; n, k and the batch decide their width (symmetric_tiles.h). One thread of the third
+// warpgroup copies pieces of both factors, 64 wide, into a ring of stages. The other two warpgroups multiply:
+// - Cooperative (wide tiles): each multiplies 64 rows of every tile. The tensor cores idle during the stores.
+// - Ping-pong (narrow tiles): each multiplies every other tile of the block, all 128 rows. While one stores
+//   its tile, the other's products keep the tensor cores busy.
+// Finished elements pass through shared memory, once to their place and once, transposed, to their mirror
+// image; those above the diagonal are dropped. Sums run over k in order, sixteen elements an instruction, for
+// every width and schedule, so that a matrix's bits depend on its elements only.
+//
+// Neither schedule can deadlock. Number the uses of stages in the order of the copies: tile by tile, k by k.
+// The copy of use u waits for the release of use u - kStages. A release waits for the products of its use and
+// the copy of the next. Products wait for their own copy and, in ping-pong, for the products of the tile
+// before to be issued. The stores wait for no other warpgroup. So use u waits for earlier uses only, whatever
+// the number of tiles and the depth.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -28,19 +38,21 @@ namespace {
 constexpr int kRows = kTileRows, kDepth = 64;
 constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 3 * kGroup;
-constexpr int kGroupRows = kRows / 2;                   // of the tile, per multiplying warpgroup
-constexpr int kStagingBytes = kGroupRows * (128 + 16);  // of a warpgroup: rows of 128 bytes, apart by 16 more
-constexpr int kAlignment = 1024;                        // of tiles in 128-byte swizzle
+constexpr int kWarps = kGroup / 32;
+constexpr int kHalfRows = kRows / 2;                   // rows of a product
+constexpr int kStagingBytes = kHalfRows * (128 + 16);  // of a warpgroup: rows of 128 bytes, apart by 16 more
+constexpr int kAlignment = 1024;                       // of tiles in 128-byte swizzle
 constexpr int kMostStages = 6;
 constexpr int kOtherBytes =
-    kAlignment + 2 * kStagingBytes + 2 * kMostStages * static_cast<int>(sizeof(uint64_t));
+    kAlignment + 2 * kStagingBytes + (2 * kMostStages + 2) * static_cast<int>(sizeof(uint64_t));
 constexpr int kMostBytes = 227 * 1024;  // of shared memory, on the chip that this is for
 
 /// What a width decides.
 template <int kWidth>
 struct Shape {
   static constexpr int kCols = kWidth;
-  static constexpr int kSums = kCols / 2;  // accumulators of a thread
+  static constexpr int kSums = kCols / 2;                          // accumulators of a thread for half a tile
+  static constexpr int kHalves = kCols <= kPingPongWidth ? 2 : 1;  // of a tile, that a warpgroup multiplies
   static constexpr int kABytes = kRows * kDepth * 2, kBBytes = kCols * kDepth * 2;
   static constexpr int kStageBytes = kABytes + kBBytes;
   static constexpr int kFitting = (kMostBytes - kOtherBytes) / kStageBytes;
@@ -101,6 +113,11 @@ struct Ring {
   __device__ void advance() {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
+  __device__ void advance(int64_t by) {
+    const int64_t to = stage + by;
+    stage = static_cast<int>(to % kStages);
+    parity ^= static_cast<uint32_t>(to / kStages) & 1;
+  }
 };
 
 template <class T>
@@ -119,7 +136,7 @@ template <int kWidth, class Out>
 __device__ void store_both(const Out* staging, int pitch, Out* c, const Result<Out>& r, int64_t row0,
                            int64_t col0, int thread) {
   constexpr int kChunk = Chunk<Out>::kCount, kAcross = kWidth / kChunk;
-  constexpr int kHere = kGroupRows * kAcross, kThere = kWidth * kGroupRows / (2 * kChunk);
+  constexpr int kHere = kHalfRows * kAcross, kThere = kWidth * kHalfRows / (2 * kChunk);
 #pragma unroll
   for (int item = thread; item < kHere; item += kGroup) {
     const int y = item / kAcross, x = item % kAcross * kChunk;
@@ -169,7 +186,7 @@ __device__ void finish_tile(const float (&d)[kSums], Out* staging, const Result<
     const int y = thread / 32 * 16 + thread % 32 / 4, x = thread % 4 * 2;
     const Out* const addend = r.addend + matrix * r.addend_stride;
     const int64_t first = col0 + kBegin;
-    if (first > row0 + kGroupRows - 1 || first >= r.n) return;
+    if (first > row0 + kHalfRows - 1 || first >= r.n) return;
 #pragma unroll
     for (int j = 0; j < kWidth / 8; ++j) {
 #pragma unroll
@@ -201,18 +218,21 @@ __global__ void __launch_bounds__(kThreads, 1)
                      const Result<Out> result) {
   using Form = Shape<kCols>;
   constexpr int kStages = Form::kStages, kStageBytes = Form::kStageBytes, kABytes = Form::kABytes;
+  constexpr int kHalves = Form::kHalves;
   SHERD_DYNAMIC_SHARED(unsigned char, memory);
   unsigned char* const stages =
       memory + (kAlignment - hopper::shared_address(memory) % kAlignment) % kAlignment;
   unsigned char* const staging = stages + kStages * kStageBytes;
   uint64_t* const full = reinterpret_cast<uint64_t*>(staging + 2 * kStagingBytes);
   uint64_t* const empty = full + kStages;
+  uint64_t* const turns = empty + kStages;  // of the two multiplying warpgroups
   const int group = static_cast<int>(threadIdx.x) / kGroup, thread = static_cast<int>(threadIdx.x) % kGroup;
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       hopper::barrier_init(full + s, 1);
-      hopper::barrier_init(empty + s, 2 * kGroup / 32);
+      hopper::barrier_init(empty + s, 2 / kHalves * kWarps);
     }
+    for (int g = 0; g < 2; ++g) hopper::barrier_init(turns + g, kWarps);
     hopper::barrier_init_done();
   }
   __syncthreads();
@@ -241,31 +261,47 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   hopper::take_registers<232>();
   Out* const my_staging = reinterpret_cast<Out*>(staging + group * kStagingBytes);
-  float d[Form::kSums];
-  for (; tile.matrix < result.batch; tile.advance(step, result)) {
+  const bool arrives = thread % 32 == 0;  // for its warp
+  if (kHalves == 2 && group == 1) tile.advance(step, result), ring.advance(result.depths);
+  float d[kHalves][Form::kSums];
+  for (uint32_t turn = group ^ 1; tile.matrix < result.batch; tile.advance(kHalves * step, result)) {
+    // Without turns, a warpgroup could wait for a stage whose previous use, the other's, is not yet full. The
+    // parity would be that of a full stage. Group 0's first turn passes at once.
+    if (kHalves == 2) hopper::barrier_wait(turns + group, turn), turn ^= 1;
     int before = -1;  // the stage that the products still in flight read
     for (int64_t k = 0; k < result.depths; ++k, ring.advance()) {
       hopper::barrier_wait(full + ring.stage, ring.parity);
       const unsigned char* const stage = stages + ring.stage * kStageBytes;
-      const uint64_t left = hopper::tile_descriptor(stage + group * kGroupRows * kDepth * 2);
       const uint64_t right = hopper::tile_descriptor(stage + kABytes);
-      hopper::hold(d);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) hopper::hold(d[half]);
       hopper::products_fence();
 #pragma unroll
-      for (int part = 0; part < kDepth / 16; ++part)
-        hopper::multiply_add(d, left + 2 * part, right + 2 * part, k > 0 || part > 0, In{});
+      for (int half = 0; half < kHalves; ++half) {
+        const int row = (kHalves == 2 ? half : group) * kHalfRows;
+        const uint64_t left = hopper::tile_descriptor(stage + row * kDepth * 2);
+#pragma unroll
+        for (int part = 0; part < kDepth / 16; ++part)
+          hopper::multiply_add(d[half], left + 2 * part, right + 2 * part, k > 0 || part > 0, In{});
+      }
       hopper::products_commit();
       hopper::products_wait<1>();
-      hopper::hold(d);
-      if (before >= 0 && thread % 32 == 0) hopper::barrier_arrive(empty + before);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) hopper::hold(d[half]);
+      if (before >= 0 && arrives) hopper::barrier_arrive(empty + before);
       before = ring.stage;
     }
+    if (kHalves == 2 && arrives) hopper::barrier_arrive(turns + (group ^ 1));
     hopper::products_wait<0>();
-    hopper::hold(d);
-    if (thread % 32 == 0) hopper::barrier_arrive(empty + before);
-    finish_tile(d, my_staging, result, tile.matrix,
-                static_cast<int64_t>(tile.row) * kRows + group * kGroupRows,
-                static_cast<int64_t>(tile.col) * kCols, group, thread);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) hopper::hold(d[half]);
+    if (arrives) hopper::barrier_arrive(empty + before);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+      finish_tile(d[half], my_staging, result, tile.matrix,
+                  int64_t{tile.row} * kRows + (kHalves == 2 ? half : group) * kHalfRows,
+                  int64_t{tile.col} * kCols, group, thread);
+    if (kHalves == 2) ring.advance(result.depths);
   }
 }
 
@@ -355,7 +391,11 @@ bool symmetric_hopper_available(const Chip& chip, Factor a, Factor b, const Term
 
 void symmetric_hopper(ExecutionContext& ctx, Factor a, Factor b, const Terms& terms, const Matrices& c,
                       int width) {
-  if (width == 0) width = tile_width(c.rows, c.batch, queue_of(ctx).chip().multiprocessors);
+  if (width == 0) {
+    const SymmetricShape shape{c.rows, a.of.cols, c.batch, static_cast<int>(size_of(c.dtype)),
+                               terms.beta != 0};
+    width = tile_width(shape, queue_of(ctx).chip().multiprocessors);
+  }
   constexpr std::make_index_sequence<std::size(kTileWidths)> widths;
   auto with = [&](auto in) {
     using In = decltype(in);
