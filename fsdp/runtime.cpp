@@ -59,8 +59,8 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
       claim_parameters(root, [](const Parameter& p) { return p.state_->registrations; });
   std::vector<std::string> names;
   for (auto& claim : claims) names.push_back(claim.name);
-  context_ =
-      std::make_unique<UnitContext>(device_, std::move(names), options_.prefetch, options_.overlap_reduce);
+  context_ = std::make_unique<UnitContext>(device_, mesh_.world()->size(), std::move(names),
+                                           options_.prefetch, options_.overlap_reduce);
   context_->complete_backward = [this] { return complete_backward(); };
   check_ = device_.make_stream("check");
   {

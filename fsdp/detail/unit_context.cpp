@@ -14,14 +14,25 @@ void UseLog::add(const char* what, const std::string& unit) {
   if (keeps_) lines_.push_back(fmt::format("{} {}", what, unit));
 }
 
-UnitContext::UnitContext(Device& d, std::vector<std::string> all, int prefetch, bool overlap)
+namespace {
+
+std::shared_ptr<Stream> collective_stream(Device& device, int ranks, const char* name) {
+  // An operation of another thread costs two context switches and a processor of compute's team.
+  if (ranks == 1 && device.kind() == DeviceKind::cpu && !device.dry())
+    return {std::shared_ptr<void>(), &device.compute()};
+  // High priority: peers wait for these collectives while compute kernels saturate this device.
+  return device.make_stream(name, StreamPriority::high);
+}
+
+}  // namespace
+
+UnitContext::UnitContext(Device& d, int ranks, std::vector<std::string> all, int prefetch, bool overlap)
     : device(d),
       names(std::move(all)),
       overlap_reduce(overlap),
       order(static_cast<int>(names.size()) - 1, prefetch),
-      // High priority: peers wait for these collectives while compute kernels saturate this device.
-      gather(d.make_stream("gather", StreamPriority::high)),
-      reduce(d.make_stream("reduce", StreamPriority::high)) {}
+      gather(collective_stream(d, ranks, "gather")),
+      reduce(collective_stream(d, ranks, "reduce")) {}
 
 void UnitContext::require_whole_step(const std::string& who) const {
   require_whole_weights(who);

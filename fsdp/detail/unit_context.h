@@ -38,10 +38,11 @@ class UseLog {
 /// runtime. Units are indices, as in PrefetchOrder.
 ///
 /// Three streams run concurrently: compute (the device's), gather and reduce. Only events order them, which
-/// one stream records and another waits for. The host waits for none of them.
+/// one stream records and another waits for. The host waits for none of them. For one rank on a CPU, gather and
+/// reduce are compute: conversions and sums over microbatches have no collective to overlap with.
 struct UnitContext {
-  /// `names`: of the units by index, the root's last.
-  UnitContext(Device& device, std::vector<std::string> names, int prefetch, bool overlap_reduce);
+  /// `names`: of the units by index, the root's last. `ranks`: of the root's mesh.
+  UnitContext(Device& device, int ranks, std::vector<std::string> names, int prefetch, bool overlap_reduce);
 
   /// @throws InvalidArgument, naming `who`, when an exception has ended the step, or an update before it.
   void require_whole_step(const std::string& who) const;
@@ -73,7 +74,7 @@ struct UnitContext {
 
   Event weights_ready;                     // on compute: the master weights are written
   Event reduced;                           // on reduce: the reductions queued so far are done
-  std::unique_ptr<Stream> gather, reduce;  // last: they finish before the buffers are freed
+  std::shared_ptr<Stream> gather, reduce;  // last: they finish before the buffers are freed
 };
 
 }  // namespace sherd

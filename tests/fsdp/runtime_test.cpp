@@ -6,6 +6,8 @@
 #include <map>
 #include <set>
 
+#include <sherd/kernels/device/trace.h>
+
 #include "support/rig.h"
 
 namespace sherd::test {
@@ -75,6 +77,24 @@ TEST(Runtime, OneRankCommunicatesNothing) {
     auto all = rig.counted([&] { rig.step(); });
     for (auto& [name, c] : all) EXPECT_EQ(c.bytes, 0) << name;
   });
+}
+
+TEST(Runtime, OneRankConvertsItsWeightsOnCompute) {
+  for (const int ranks : {1, 2})
+    launch(ranks, [ranks](RankContext& r) {
+      const auto trace = std::make_shared<Trace>();
+      r.device->set_trace(trace);
+      trace->set_enabled(true);
+      FullyShardOptions options;
+      options.compute_dtype = DType::bf16;
+      Rig rig(r, options);
+      rig.step();
+      rig.sync();
+      std::set<std::string> streams;
+      for (const TraceRecord& record : trace->records()) streams.insert(record.stream);
+      EXPECT_EQ(streams.contains("gather") || streams.contains("reduce"), ranks > 1);
+      EXPECT_TRUE(streams.contains("compute"));
+    });
 }
 
 TEST(Runtime, TheFirstStepAloneIsIssuedInOrder) {

@@ -29,7 +29,7 @@ TEST(UseLog, DigestDistinguishesTheVerbFromTheUnit) {
 // As with buckets: sync_ahead() has queued the gathers of all units before the first one is unsharded.
 TEST(Unit, WithoutASlotWaitsForItsOwnGatherOnly) {
   auto device = make_cpu_device();
-  UnitContext context(*device, {"first", "root"}, 1, true);
+  UnitContext context(*device, 2, {"first", "root"}, 1, true);
   Unit first(context, {.name = "first"});
   first.sync();
   std::promise<void> promise;
@@ -49,7 +49,7 @@ TEST(Unit, WithoutASlotWaitsForItsOwnGatherOnly) {
 TEST(Unit, AnUnshardWithoutMemoryIsNotInTheDigest) {
   constexpr int64_t kMiB = 1 << 20;
   auto device = make_cpu_device({.memory_limit = kMiB * 3 / 2});
-  UnitContext context(*device, {"busy", "late", "root"}, 0, true);
+  UnitContext context(*device, 2, {"busy", "late", "root"}, 0, true);
   context.whole = SlotPool(*device, DType::u8, MemoryClass::gathered, "test slots",
                            plan_slots({{kMiB}, {kMiB}}, 1), {kMiB, kMiB});
   for (auto& b : context.whole.buffers())

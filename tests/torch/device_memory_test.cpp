@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <thread>
 
+#include <sys/resource.h>
+
 #include <sherd/torch/device_memory.h>
 
 #include "torch/net.h"
@@ -98,6 +100,29 @@ TEST(DeviceMemory, TrainingTakesNoMoreWithEachStepAndChangesNoBit) {
     for (auto& [name, value] : plain) EXPECT_TRUE(torch::equal(value, counted.at(name))) << name;
   });
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // their allocators are not the C library's
+TEST(LibtorchMemory, StaysInTheProcessWhenFreed) {
+  const Net first;
+  launch(1, [&](RankContext& rank) {
+    Net model = sharded(first, rank, Strategy::optim_grads_params);
+    const auto fill = [] {
+      std::vector<torch::Tensor> all;
+      for (int i = 0; i < 32; ++i) all.push_back(torch::ones({1 << 18}));  // 32 MiB: 8192 pages
+    };
+    const auto faults = [] {
+      rusage used{};
+      getrusage(RUSAGE_SELF, &used);
+      return used.ru_minflt;
+    };
+    fill();
+    const auto before = faults();
+    for (int step = 0; step < 4; ++step) fill();
+    EXPECT_LT(faults() - before, 2000);
+  });
+}
+#endif
 
 }  // namespace
 }  // namespace torch_test

@@ -276,6 +276,7 @@ void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const Fully
   if (sharded()) throw InvalidArgument("sherd::torch::fully_shard: this root is sharded already");
   device_ = TorchDevice::of(mesh.world()->device());
   mesh.world()->device().use_callers_team();
+  if (mesh.world()->device().kind() == DeviceKind::cpu) keep_freed_memory();
   description_.require_unchanged(root);
   require_places(root);
   const FirstValues first(root, init, options.seed);

@@ -1,8 +1,28 @@
 #include <sherd/torch/detail/tensor_memory.h>
 
+#include <cstdlib>
+#include <cstring>
+
 #include <ATen/ATen.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 namespace sherd::torch::detail {
+
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  static const bool once = [] {
+    for (const char* const name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"})
+      if (std::getenv(name) != nullptr) return false;
+    const char* const tunables = std::getenv("GLIBC_TUNABLES");
+    if (tunables != nullptr && std::strstr(tunables, "glibc.malloc.") != nullptr) return false;
+    // Either call ends the C library's own adjustment of both thresholds. -1: never; 32 MiB: the largest value.
+    return ::mallopt(M_TRIM_THRESHOLD, -1) == 1 && ::mallopt(M_MMAP_THRESHOLD, 32 << 20) == 1;
+  }();
+  (void)once;
+#endif
+}
 
 at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type, at::Device place) {
   // With the place given libtorch does not ask whose the address is: an empty tensor may have none.

@@ -17,6 +17,12 @@ at::Tensor on_host(const at::Tensor& tensor);
 /// autograd knows of it. Tensor::set_data(), which does so on one device, refuses to leave the meta device (and need not be asked between a CPU and a GPU).
 void become(const at::Tensor& tensor, const at::Tensor& other);
 
+/// Makes the C library keep freed memory for the process's next allocations. By default it returns what a backward frees
+/// to the system, which clears every page for the next forward. Blocks above 32 MiB are still returned. No effect when
+/// the environment sets MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_ or malloc's tunables (GLIBC_TUNABLES), or
+/// with another allocator.
+void keep_freed_memory();
+
 /// Takes the memory of a tensor away: a later access to the storage throws an error that says `why`.
 void take_memory_away(c10::StorageImpl& storage, const char* why);
 /// Nothing is said any more from the next set_data_ptr_noswap() on, which has to follow.

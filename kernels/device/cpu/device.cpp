@@ -71,7 +71,6 @@ class CpuDevice final : public Device {
   KernelSet kernel_set() const override { return kernel_set_; }
   Stream& compute() override { return *compute_; }
   void use_callers_team() override {
-    if (options_.threads == 1) return;
     threads_of_streams_ = 1;
     compute_->run_on_callers();
   }
