@@ -3,6 +3,7 @@ function(sherd_sanitize target)
   if(SHERD_SANITIZE)
     target_compile_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE} -fno-omit-frame-pointer
       -fno-sanitize-recover=all)
+    target_compile_definitions(${target} PUBLIC SHERD_SANITIZED)
     target_link_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE})
   endif()
 endfunction()

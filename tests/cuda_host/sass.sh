@@ -2,8 +2,8 @@
 # What ptxas made of the kernels for compute capability 9.0: sass.sh CUOBJDUMP OBJECT...
 #
 # Every kernel multiplies with HGMMA; its registers hold everything (no stack, no local memory); and its products run
-# concurrently: four or more form a group, where ptxas that serialises them makes one of each. Exit code 77
-# without cuobjdump, which needs nvdisasm beside it.
+# concurrently: four form a group, and eight of tiles up to 160 columns wide (ping-pong), where ptxas that serialises
+# them makes one of each. Exit code 77 without cuobjdump, which needs nvdisasm beside it.
 set -uo pipefail
 tool=${1:-}
 if ! command -v "$tool" >/dev/null || ! PATH=$PATH:$(dirname "$(command -v "$tool")") command -v nvdisasm >/dev/null; then
@@ -22,11 +22,11 @@ for object in "$@"; do
     function done() {
       if (name == "") return
       if (!products) { print "no HGMMA: " name; bad = 1 }
-      if (!groups || groups * 4 > products) { print "serialised: " name ": " products " products in " groups " groups"; bad = 1 }
+      if (products != groups * (width > 160 ? 4 : 8)) { print "serialised: " name ": " products " products in " groups " groups"; bad = 1 }
       if (memory) { print "local memory: " name ": " memory " instructions"; bad = 1 }
     }
     /Function :/ { done(); name = $3; products = groups = memory = 0 }
-    / HGMMA/ { ++products; if (/gsb0/) ++groups }
+    / HGMMA/ { ++products; if (/gsb0/) ++groups; match($0, /HGMMA\.64x[0-9]+/); width = substr($0, RSTART + 9, RLENGTH - 9) + 0 }
     / (LDL|STL)/ { ++memory }
     END { done(); exit bad || name == "" }' || failed=1
 done

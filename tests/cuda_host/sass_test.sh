@@ -20,9 +20,9 @@ echo "		Function : kernel"
 [ "$wrong" = "no HGMMA" ] && exit
 for product in 1 2 3; do
   [ "$wrong" = serialised ] && group=", gsb0"
-  echo "        /*0${product}10*/                   HGMMA.64x128x16.F32 R24, gdesc[UR8], R24${group:-} ;"
+  echo "        /*0${product}10*/                   HGMMA.64x256x16.F32 R24, gdesc[UR8], R24${group:-} ;"
 done
-echo "        /*0410*/                   HGMMA.64x128x16.F32 R24, gdesc[UR8], R24, gsb0 ;"
+echo "        /*0410*/                   HGMMA.64x256x16.F32 R24, gdesc[UR8], R24, gsb0 ;"
 END
 chmod +x "$box"/*
 failed=0

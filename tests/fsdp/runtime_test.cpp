@@ -2,9 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <set>
+#include <stdexcept>
+#include <thread>
 
 #include <sherd/kernels/device/trace.h>
 
@@ -95,6 +99,31 @@ TEST(Runtime, OneRankConvertsItsWeightsOnCompute) {
       EXPECT_EQ(streams.contains("gather") || streams.contains("reduce"), ranks > 1);
       EXPECT_TRUE(streams.contains("compute"));
     });
+}
+
+TEST(Runtime, TheModelOfOneRankGoesAfterItsCopies) {
+  launch(1, [](RankContext& r) {
+    auto rig = std::make_unique<Rig>(r, FullyShardOptions{});
+    std::atomic<bool> open = false;
+    r.device->compute().submit("gate", [&](ExecutionContext&) { open.wait(false); });
+    std::jthread opens([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      open = true;
+      open.notify_all();
+    });
+    rig.reset();
+    EXPECT_TRUE(open);
+  });
+}
+
+TEST(Runtime, TheModelOfOneRankHidesNoFailure) {
+  EXPECT_THROW(launch(1,
+                      [](RankContext& r) {
+                        Rig rig(r, {});
+                        const auto side = r.device->make_stream("side");
+                        side->submit("fails", [](ExecutionContext&) { throw std::runtime_error("no"); });
+                      }),
+               std::runtime_error);
 }
 
 TEST(Runtime, TheFirstStepAloneIsIssuedInOrder) {

@@ -13,12 +13,14 @@ namespace sherd::torch::detail {
 void keep_freed_memory() {
 #ifdef __GLIBC__
   static const bool once = [] {
-    for (const char* const name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"})
+    for (const char* const name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"})
       if (std::getenv(name) != nullptr) return false;
     const char* const tunables = std::getenv("GLIBC_TUNABLES");
     if (tunables != nullptr && std::strstr(tunables, "glibc.malloc.") != nullptr) return false;
-    // Either call ends the C library's own adjustment of both thresholds. -1: never; 32 MiB: the largest value.
-    return ::mallopt(M_TRIM_THRESHOLD, -1) == 1 && ::mallopt(M_MMAP_THRESHOLD, 32 << 20) == 1;
+    // Either of the first two ends the C library's own adjustment of both thresholds. -1: never; 32 MiB: the largest value.
+    // The third keeps heaps of threads, 64 MiB each, when they are empty.
+    return ::mallopt(M_TRIM_THRESHOLD, -1) == 1 && ::mallopt(M_MMAP_THRESHOLD, 32 << 20) == 1 &&
+           ::mallopt(M_TOP_PAD, 64 << 20) == 1;
   }();
   (void)once;
 #endif

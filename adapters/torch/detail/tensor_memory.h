@@ -19,7 +19,7 @@ void become(const at::Tensor& tensor, const at::Tensor& other);
 
 /// Makes the C library keep freed memory for the process's next allocations. By default it returns what a backward frees
 /// to the system, which clears every page for the next forward. Blocks above 32 MiB are still returned. No effect when
-/// the environment sets MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_ or malloc's tunables (GLIBC_TUNABLES), or
+/// the environment sets MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_, MALLOC_TOP_PAD_ or malloc's tunables (GLIBC_TUNABLES), or
 /// with another allocator.
 void keep_freed_memory();
 

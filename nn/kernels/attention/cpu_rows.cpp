@@ -30,7 +30,7 @@ __mmask16 lanes(SeenKeys seen, int64_t first) {
 /// 2^x to within 4e-6 relative, with exp2_rough()'s polynomial.
 SHERD_WIDE inline __m512 exp2_wide(__m512 x) {
   x = _mm512_maskz_max_ps(kEvery, _mm512_set1_ps(-256.0f),
-                          x);  // -infinity has no rest; the second operand is kept if it is NaN
+                          x);  // -infinity minus itself is NaN; the second operand is kept if it is NaN
   const __m512 whole = _mm512_maskz_roundscale_ps(kEvery, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 r = _mm512_sub_ps(x, whole);
   __m512 p = _mm512_set1_ps(0.009582841f);
@@ -71,16 +71,17 @@ SHERD_WIDE inline __m512 seen_scores(const float* scores, SeenKeys seen, int64_t
              : _mm512_mask_loadu_ps(_mm512_set1_ps(kLeast), lanes(seen, key), scores + key);
 }
 
-/// What the gradients of a row are made with.
+/// Inputs of a row's gradients.
 struct GradientRow {
   const float *scores, *dp;
   SeenKeys seen;
-  __m512 scale, lse, delta;  // the first two times log2(e)
+  __m512 scale, lse, delta;
 
   /// p and ds of 16 keys from `key` on.
   template <bool kAll>
   SHERD_WIDE void at(int64_t key, __m512& p, __m512& ds) const {
-    p = exp2_wide(_mm512_fmsub_ps(_mm512_loadu_ps(scores + key), scale, lse));
+    const __m512 score = _mm512_mul_ps(_mm512_loadu_ps(scores + key), scale);
+    p = exp2_wide(_mm512_mul_ps(_mm512_sub_ps(score, lse), _mm512_set1_ps(kLog2E)));
     ds = _mm512_mul_ps(p, _mm512_sub_ps(_mm512_loadu_ps(dp + key), delta));
     if constexpr (!kAll) {
       const __mmask16 seen_here = lanes(seen, key);
@@ -91,15 +92,10 @@ struct GradientRow {
 };
 
 SHERD_WIDE GradientRow row_of(const ScoreRow& r, float scale) {
-  return {r.scores,
-          r.dp,
-          r.seen,
-          _mm512_set1_ps(scale * kLog2E),
-          _mm512_set1_ps(r.lse * kLog2E),
-          _mm512_set1_ps(r.delta)};
+  return {r.scores, r.dp, r.seen, _mm512_set1_ps(scale), _mm512_set1_ps(r.lse), _mm512_set1_ps(r.delta)};
 }
 
-/// 32 keys from `key` on, of which both rows see all or not.
+/// Gradients of 32 keys from `key` on. kAll: both rows see all of them.
 template <bool kAll>
 SHERD_WIDE inline void gradients_at(const GradientRows& rows, const GradientRow& even, const GradientRow& odd,
                                     int64_t key) {
@@ -127,14 +123,17 @@ SHERD_WIDE std::pair<float, float> probabilities(bf16* p, const float* scores, S
       most[half] = _mm512_maskz_max_ps(kEvery, most[half], seen_scores(scores, seen, key + half * kLanes));
   const float max = over_lanes(_mm512_maskz_max_ps(kEvery, most[0], most[1]),
                                [](float a, float b) { return b > a ? b : a; });
-  const __m512 factor = _mm512_set1_ps(scale * kLog2E), offset = _mm512_mul_ps(_mm512_set1_ps(max), factor);
+  // Products before or after a difference, never within: a rounded one beside an exact one would leave the largest score a
+  // rest, which is hundreds for huge scores.
+  const __m512 factor = _mm512_set1_ps(scale * kLog2E), largest = _mm512_set1_ps(max);
   __m512 sums[2]{};
   std::fill_n(p, first, bf16(0.0f));
   for (int64_t key = first; key < end; key += 32) {
     __m512 e[2];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      e[half] = exp2_wide(_mm512_fmsub_ps(seen_scores(scores, seen, key + half * kLanes), factor, offset));
+      const __m512 score = seen_scores(scores, seen, key + half * kLanes);
+      e[half] = exp2_wide(_mm512_mul_ps(_mm512_sub_ps(score, largest), factor));
       sums[half] = _mm512_add_ps(sums[half], e[half]);
     }
     store_rounded(p + key, e[0], e[1]);
