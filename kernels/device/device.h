@@ -111,7 +111,7 @@ class Device {
   /// For programs whose thread runs OpenMP regions of its own between operations of compute(), such as libtorch's: a second team
   /// is more threads than processors, and libgomp then puts threads to sleep after each region. From now on an operation of compute()
   /// runs on the thread that queues it, before submit() returns; not so what operations queue, and what regions do. Streams made
-  /// later run theirs with one thread. No effect with one thread, or on a GPU.
+  /// later run theirs with one thread. No effect on a GPU.
   virtual void use_callers_team() {}
   /// Makes a further stream; it must not outlive the device.
   virtual std::unique_ptr<Stream> make_stream(std::string name,

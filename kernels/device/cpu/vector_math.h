@@ -116,7 +116,8 @@ inline float tanh_rough(float x) {
   return c * p / q;
 }
 
-/// Functions for results of type T: those that are rounded to 16 bits need less.
+/// Functions for results of type T: those that are rounded to 16 bits need less. A loss in f32 of
+/// 16-bit logits is accurate to 1e-5.
 struct FloatMath {
   using Number = float;
   static float exp(float x) { return exp_fast(x); }
