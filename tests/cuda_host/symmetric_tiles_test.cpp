@@ -29,7 +29,7 @@ TEST(SymmetricTiles, WidthsBySizeDepthAndBatch) {
                         Case{{1024, 1024, 8}, 192}, Case{{1024, 1024, 16}, 256}, Case{{1024, 1024, 32}, 256},
                         Case{{2048, 2048, 1}, 256}, Case{{2048, 2048, 16}, 256}, Case{{2048, 7168, 8}, 256},
                         Case{{4096, 4096, 4}, 256}, Case{{8192, 8192, 1}, 256}})
-    EXPECT_EQ(tile_width(c.shape, kChip), c.width)
+    EXPECT_EQ(tile_width(c.shape, kChip, true), c.width)
         << c.shape.batch << " of " << c.shape.n << " by " << c.shape.k;
 }
 
@@ -43,12 +43,17 @@ TEST(SymmetricTiles, WideTilesLoadLess) {
 // The ping-pong schedule hides stores: the more they take beside the products, the narrower the tiles.
 TEST(SymmetricTiles, NarrowTilesHideTheirStores) {
   const auto width = [](int64_t k, int result_bytes, bool addend) {
-    return tile_width({1024, k, 8, result_bytes, addend}, kChip);
+    return tile_width({1024, k, 8, result_bytes, addend}, kChip, true);
   };
   EXPECT_EQ(width(1024, 2, false), 192);
   EXPECT_EQ(width(1024, 2, true), 128);
   EXPECT_EQ(width(1024, 4, false), 128);
   EXPECT_EQ(width(4096, 4, false), 256);
+}
+
+TEST(SymmetricTiles, ByDefaultNoneIsPingPong) {
+  for (const int64_t n : {8, 512, 1024, 2048, 4096})
+    for (const int64_t batch : {1, 8}) EXPECT_GT(tile_width({n, n, batch}, kChip), kPingPongWidth);
 }
 
 // Whatever the chip and the matrices, some kernel has the width.

@@ -1,7 +1,7 @@
 // Symmetric products on tensor cores of compute capability 9.0, the default there (`--symmetric-products auto`).
 // SymmetricHopper.* in tests/cuda_host compares them with whole products, under the emulation and on a GPU.
-// The cooperative schedule has run on one H200 (docs/gpu-results.md), the ping-pong schedule under the
-// emulation only.
+// The cooperative schedule has run on one H200 (docs/gpu-results.md). The ping-pong schedule has run under the
+// emulation only, and is used where a caller names its width (tile_width()).
 //
 // A block of three warpgroups takes tiles of 128 rows that reach the diagonal, one after another, over all
 // matrices of the batch; n, k and the batch decide their width (symmetric_tiles.h). One thread of the third

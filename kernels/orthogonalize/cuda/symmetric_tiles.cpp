@@ -29,10 +29,11 @@ int64_t tiles_of(int64_t n, int width) {
   return tiles;
 }
 
-int tile_width(const SymmetricShape& shape, int multiprocessors) {
+int tile_width(const SymmetricShape& shape, int multiprocessors, bool ping_pong) {
   int best = 0;
   double least = 0;
   for (const int width : kTileWidths) {
+    if (width <= kPingPongWidth && !ping_pong) continue;
     const double time = clocks(shape, width, multiprocessors);
     if (best == 0 || time <= least) best = width, least = time;
   }

@@ -32,6 +32,7 @@ struct SymmetricShape {
 ///   the ping-pong schedule overlaps a tile's stores with the products of the next.
 /// The kernel alone has not been timed. L2's rate is inferred from Newton-Schulz on one H200
 /// (docs/performance.md); all else is from data sheets.
-int tile_width(const SymmetricShape& shape, int multiprocessors);
+/// `ping_pong`: with the widths of that schedule. By default without: it has not run on a GPU yet.
+int tile_width(const SymmetricShape& shape, int multiprocessors, bool ping_pong = false);
 
 }  // namespace sherd::cuda
