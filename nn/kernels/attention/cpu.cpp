@@ -3,21 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
-#include <sherd/kernels/device/cpu/parallel.h>
-#include <sherd/kernels/device/cpu/vector_math.h>
-#include <sherd/kernels/gemm/cpu_sgemm.h>
+#include <sherd/kernels/device/cpu/features.h>
 
-#include "cpu_bf16.h"
-#include "cpu_exponentials.h"
 #include "cpu_heads.h"
+#include "cpu_panels.h"
+#include "cpu_rows.h"
 
-// Each (batch, head) is copied into dense fp32 matrices [seq, head_dim] and worked in blocks of query rows,
-// so that only the scores that rows see (up to one block of slack) are computed. q is scaled on the way
-// in. Backward goes over groups of query heads: a thread takes all that use one key head, in order, so that
-// their sum in dk and dv is the same for any number of threads.
+// Tensors have elements T, and products take elements E: those of bf16 tensors are bf16 where the processor multiplies such, and
+// otherwise f32. A key head's k and v are packed once. Query rows are worked in blocks, of which only the keys in their windows
+// (up to one block of rows and one panel of slack) are computed. Products span the documents that a block's rows see;
+// probabilities of others are 0. Backward goes over groups of query heads: a thread takes all that use one key head, in order,
+// so that their sum in dk and dv is the same for any number of threads.
 
 namespace sherd::cpu {
 
@@ -26,127 +27,356 @@ void cached_attention(ExecutionContext&, const CachedAttentionArgs&);
 
 namespace {
 
-constexpr int64_t kRows = 64;
+constexpr int64_t kBlockRows = 32;  // whose scores stay in the second-level cache
+constexpr int64_t kGroupRows = 64;  // of a product with a transposed block, which adds to all of dk or dv
 
-/// Floats of a [seq, dim] matrix.
-int64_t matrix(const HeadLayout& l) { return (l.seq * l.dim + 31) / 32 * 32; }
+/// Hands out parts of a thread's scratch memory, each on cache lines of its own; without memory it counts them.
+class Parts {
+ public:
+  explicit Parts(float* scratch) : next_(scratch) {}
+  template <class E = float>
+  E* elements(int64_t count) {
+    float* part = next_ == nullptr ? nullptr : next_ + used_;
+    used_ += (count / kFold<E> + 16) / 16 * 16;
+    return reinterpret_cast<E*>(part);
+  }
+  template <class E>
+  Panels<E> panels(int64_t steps, int64_t columns) {
+    return {elements<E>(panel_elements<E>(steps, columns)), steps};
+  }
+  int64_t used() const { return used_; }
 
+ private:
+  float* next_;
+  int64_t used_ = 0;
+};
+
+/// Sizes in whole steps and panels.
+int64_t key_columns(const HeadLayout& l) { return whole_panels(l.seq); }
+int64_t head_columns(const HeadLayout& l) { return whole_panels(l.dim); }
+template <class E>
+int64_t head_steps(const HeadLayout& l) {
+  return l.dim / kFold<E>;
+}
+
+/// One head's rows of a packed tensor.
 template <class T>
-void load(const HeadLayout& l, float* dst, const T* src, int64_t stride, float factor = 1) {
-  for (int64_t t = 0; t < l.seq; ++t) {
+struct Rows {
+  const T* data;
+  int64_t stride;
+  const T* at(int64_t row) const { return data + row * stride; }
+};
+
+/// Rows [first, first + count) in E: where they are, or copied to `room`. A tile's rows in f32 are often whole KiB apart, where few
+/// of them fit into the first-level cache; those of bf16 are half as far.
+template <class E, class T>
+Rows<E> near_rows(const HeadLayout& l, const Rows<T>& rows, int64_t first, int64_t count, float* room) {
+  if constexpr (std::is_same_v<E, bf16>) {
+    return {rows.at(first), rows.stride};
+  } else {
+    for (int64_t t = 0; t < count; ++t) {
+      const T* const from = rows.at(first + t);
 #pragma omp simd
-    for (int64_t d = 0; d < l.dim; ++d) dst[t * l.dim + d] = float(src[t * stride + d]) * factor;
+      for (int64_t d = 0; d < l.dim; ++d) room[t * l.dim + d] = float(from[d]);
+    }
+    return {room, l.dim};
   }
 }
 
+/// All rows in E, to be packed.
+template <class E, class T>
+Rows<E> all_rows(const HeadLayout& l, const Rows<T>& rows, float* room) {
+  if constexpr (std::is_same_v<E, T>)
+    return rows;
+  else
+    return near_rows<E>(l, rows, 0, l.seq, room);
+}
+
+/// Room for what the two copy, of one tensor.
+template <class T, class E>
+float* room_of_rows(const HeadLayout& l, Parts& parts) {
+  if (std::is_same_v<E, bf16>) return nullptr;
+  return parts.elements((std::is_same_v<E, T> ? std::min(kGroupRows, l.seq) : l.seq) * l.dim);
+}
+
 template <class T>
-void store(const HeadLayout& l, T* dst, const float* src, int64_t stride, float factor = 1) {
-  for (int64_t t = 0; t < l.seq; ++t) {
+Rows<T> rows_of(const HeadLayout& l, const AttentionArgs& a, int64_t bh, int64_t part) {
+  return {a.qkv.as<T>() + l.qkv(bh, part), l.qkv_stride()};
+}
+
+/// to = from * factor, of `rows` rows of a head.
+template <class E, class T>
+void write_rows(const HeadLayout& l, T* to, int64_t stride, const float* from, int64_t rows, float factor) {
+  for (int64_t t = 0; t < rows; ++t, to += stride, from += head_columns(l)) {
+    if constexpr (std::is_same_v<E, bf16>) {
+      round_row(to, from, l.dim, factor);
+    } else {
 #pragma omp simd
-    for (int64_t d = 0; d < l.dim; ++d) cpu::store(dst[t * stride + d], src[t * l.dim + d] * factor);
+      for (int64_t d = 0; d < l.dim; ++d) store(to[d], from[d] * factor);
+    }
   }
 }
 
-/// scores[n, keys] = a[n, dim] b[keys, dim]^T
-void dots(const HeadLayout& l, float* scores, const float* a, const float* b, int64_t n, int64_t keys) {
-  sgemm(false, true, n, keys, l.dim, 1, a, l.dim, b, l.dim, 0, scores, keys);
+template <class T, class E>
+struct ForwardParts {
+  ForwardParts(const HeadLayout& l, Parts& parts)
+      : k(parts.panels<E>(head_steps<E>(l), l.seq)),
+        v(parts.panels<E>(key_columns(l) / kFold<E>, l.dim)),
+        scores(parts.elements(kBlockRows * key_columns(l))),
+        out(parts.elements(kBlockRows * head_columns(l))),
+        rows(room_of_rows<T, E>(l, parts)) {
+    if constexpr (std::is_same_v<E, float>)
+      p = scores;
+    else
+      p = parts.elements<E>(kBlockRows * key_columns(l));
+  }
+  Panels<E> k;  // of k^T
+  Panels<E> v;
+  float *scores, *out, *rows;
+  E* p;
+};
+
+template <class T, class E>
+struct BackwardParts {
+  BackwardParts(const HeadLayout& l, Parts& parts)
+      : k(parts.panels<E>(head_steps<E>(l), l.seq)),
+        v(parts.panels<E>(head_steps<E>(l), l.seq)),
+        k_rows(parts.panels<E>(key_columns(l) / kFold<E>, l.dim)),
+        q(parts.panels<E>(kGroupRows / kFold<E>, l.dim)),
+        dout(parts.panels<E>(kGroupRows / kFold<E>, l.dim)),
+        dk(parts.elements(key_columns(l) * head_columns(l))),
+        dv(parts.elements(key_columns(l) * head_columns(l))),
+        dq(parts.elements(kBlockRows * head_columns(l))),
+        group_p(parts.elements<E>(kGroupRows * key_columns(l))),
+        group_ds(parts.elements<E>(kGroupRows * key_columns(l))),
+        q_rows(room_of_rows<T, E>(l, parts)),
+        dout_rows(room_of_rows<T, E>(l, parts)) {
+    if constexpr (!std::is_same_v<E, float>) {
+      scores = parts.elements(kBlockRows * key_columns(l));
+      dp = parts.elements(kBlockRows * key_columns(l));
+      ds = parts.elements<E>(kBlockRows * key_columns(l));
+    }
+  }
+  Panels<E> k, v;     // of k^T and v^T
+  Panels<E> k_rows;   // of k
+  Panels<E> q, dout;  // of a group of rows
+  float *dk, *dv, *dq;
+  E *group_p, *group_ds;  // of a group: for each step of its rows the elements of each key
+  float *q_rows, *dout_rows;
+  float *scores = nullptr, *dp = nullptr;  // of a block in 16 bits; those in f32 become its p and ds
+  E* ds = nullptr;
+};
+
+/// A block of query rows and the keys that they may see: `keys` from `begin` on, and as many columns as panels have.
+struct Block {
+  Block(const HeadLayout& l, int64_t bh, int64_t from, int64_t height)
+      : first(from),
+        rows(std::min(height, l.seq - from)),
+        begin(l.first_key(bh, from) / kPanel * kPanel),
+        keys(from + rows - begin),
+        columns(whole_panels(keys)) {}
+  int64_t first, rows, begin, keys, columns;
+};
+
+/// c [rows, columns] = x, the block's rows, times y, of the transposed keys or values. c's rows are `ldc` apart.
+template <class E>
+void dots(const HeadLayout& l, const Block& b, const Rows<E>& x, const Panels<E>& y, float* c, int64_t ldc) {
+  multiply(PanelProduct<E>{.m = b.rows,
+                           .n = b.columns,
+                           .steps = head_steps<E>(l),
+                           .a = {x.data, x.stride, kFold<E>},
+                           .b = y,
+                           .first_column = b.begin,
+                           .c = c,
+                           .ldc = ldc});
+}
+
+/// c [rows, head] = x [rows, columns] times y, of the keys or values. x's rows are `ldx` apart.
+template <class E>
+void weighted(const HeadLayout& l, const Block& b, const E* x, int64_t ldx, const Panels<E>& y, float* c) {
+  multiply(PanelProduct<E>{.m = b.rows,
+                           .n = head_columns(l),
+                           .steps = b.columns / kFold<E>,
+                           .a = {x, ldx, kFold<E>},
+                           .b = y,
+                           .first_step = b.begin / kFold<E>,
+                           .c = c,
+                           .ldc = head_columns(l)});
 }
 
 /// Returns the largest score of the head.
-template <class T>
-float forward(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
-  float *q = scratch, *k = q + matrix(l), *v = k + matrix(l), *o = v + matrix(l), *p = o + matrix(l);
-  const T* qkv = a.qkv.as<T>();
-  load(l, q, qkv + l.qkv(bh, 0), l.qkv_stride(), l.scale);
-  load(l, k, qkv + l.qkv(bh, 1), l.qkv_stride());
-  load(l, v, qkv + l.qkv(bh, 2), l.qkv_stride());
+template <class T, class E>
+float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
+  Parts memory(scratch);
+  const ForwardParts<T, E> parts(l, memory);
+  const Rows<E> k = all_rows<E>(l, rows_of<T>(l, a, bh, 1), parts.rows);
+  pack_transposed(parts.k, k.data, k.stride, l.seq, l.dim);
+  const Rows<E> v = all_rows<E>(l, rows_of<T>(l, a, bh, 2), parts.rows);
+  pack_rows(parts.v, v.data, v.stride, l.seq, l.dim);
+  T* out = a.out.as<T>() + l.out(bh);
   float largest = -std::numeric_limits<float>::infinity();
-  for (int64_t first = 0; first < l.seq; first += kRows) {
-    const int64_t begin = l.first_key(bh, first), end = std::min(l.seq, first + kRows), n = end - first,
-                  keys = end - begin;
-    dots(l, p, q + first * l.dim, k + begin * l.dim, n, keys);
-    float sums[kRows];
-    for (int64_t i = 0; i < n; ++i) {
-      const auto [max, sum] = exponentials(p + i * keys, l.seen(bh, first + i, begin), keys);
+  for (int64_t first = 0; first < l.seq; first += kBlockRows) {
+    const Block b(l, bh, first, kBlockRows);
+    dots(l, b, near_rows<E>(l, rows_of<T>(l, a, bh, 0), first, b.rows, parts.rows), parts.k, parts.scores,
+         b.columns);
+    float sums[kBlockRows];
+    for (int64_t i = 0; i < b.rows; ++i) {
+      const int64_t at = i * b.columns;
+      const auto [max, sum] =
+          probabilities(parts.p + at, parts.scores + at, l.seen(bh, first + i, b.begin), b.columns, l.scale);
       sums[i] = sum;
-      largest = std::max(largest, max);
-      a.lse[bh * l.seq + first + i] = max + std::log(sum);
+      largest = std::max(largest, max * l.scale);
+      a.lse[bh * l.seq + first + i] = max * l.scale + std::log(sum);
     }
-    sgemm(false, false, n, l.dim, keys, 1, p, keys, v + begin * l.dim, l.dim, 0, o + first * l.dim, l.dim);
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t d = 0; d < l.dim; ++d) o[(first + i) * l.dim + d] /= sums[i];
+    weighted(l, b, parts.p, b.columns, parts.v, parts.out);
+    for (int64_t i = 0; i < b.rows; ++i)
+      write_rows<E>(l, out + (first + i) * l.out_stride(), 0, parts.out + i * head_columns(l), 1,
+                    1.0f / sums[i]);
   }
-  store(l, a.out.as<T>() + l.out(bh), o, l.out_stride());
   return largest;
 }
 
-/// Writes dq of query head bh and adds to dk and dv of its key head, which lie behind dq in `scratch`.
-template <class T>
-void backward_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
-  const int64_t size = matrix(l);
-  float *q = scratch, *k = q + size, *v = k + size, *dout = v + size, *dq = dout + size, *dk = dq + size,
-        *dv = dk + size, *p = dv + size, *dp = p + kRows * l.seq;
-  const T* qkv = a.qkv.as<T>();
-  const T *out = a.out.as<T>() + l.out(bh), *dout_rows = a.dout.as<T>() + l.out(bh);
-  load(l, q, qkv + l.qkv(bh, 0), l.qkv_stride(), l.scale);
-  load(l, k, qkv + l.qkv(bh, 1), l.qkv_stride());
-  load(l, v, qkv + l.qkv(bh, 2), l.qkv_stride());
-  load(l, dout, dout_rows, l.out_stride());
-  for (int64_t first = 0; first < l.seq; first += kRows) {
-    const int64_t begin = l.first_key(bh, first), stop = std::min(l.seq, first + kRows), n = stop - first,
-                  keys = stop - begin, at = begin * l.dim;
-    dots(l, p, q + first * l.dim, k + at, n, keys);
-    dots(l, dp, dout + first * l.dim, v + at, n, keys);
-    for (int64_t i = 0; i < n; ++i) {
-      const SeenKeys seen = l.seen(bh, first + i, begin);
-      const int64_t row = first + i, from = seen.first, count = seen.end, end = whole_vectors(count, keys);
-      float delta = 0;  // sum of p * dp over the row
-#pragma omp simd reduction(+ : delta)
-      for (int64_t d = 0; d < l.dim; ++d)
-        delta += float(out[row * l.out_stride() + d]) * dout[row * l.dim + d];
-      const float lse = a.lse[bh * l.seq + row];
-      float *pi = p + i * keys, *ds = dp + i * keys;
-      std::fill_n(pi, from, 0.0f);
-      std::fill_n(ds, from, 0.0f);
-#pragma omp simd
-      for (int64_t j = from; j < end; ++j) {
-        pi[j] = j < count ? exp_bounded(pi[j] - lse) : 0.0f;
-        ds[j] = j < count ? pi[j] * (ds[j] - delta) : 0.0f;
-      }
-      std::fill(pi + end, pi + keys, 0.0f);
-      std::fill(ds + end, ds + keys, 0.0f);
-    }
-    sgemm(true, false, keys, l.dim, n, 1, p, keys, dout + first * l.dim, l.dim, 1, dv + at, l.dim);
-    sgemm(true, false, keys, l.dim, n, 1, dp, keys, q + first * l.dim, l.dim, 1, dk + at, l.dim);
-    sgemm(false, false, n, l.dim, keys, 1, dp, keys, k + at, l.dim, 0, dq + first * l.dim, l.dim);
+/// The rows of q and dout from a group's or block's first one on.
+template <class E>
+struct QueryRows {
+  Rows<E> q, dout;
+};
+
+/// The gradients of a block's rows: writes its p and ds into those of its group, `columns` keys wide. Returns ds in rows
+/// [columns].
+template <class T, class E>
+const E* gradients_of_block(const HeadLayout& l, const AttentionArgs& a, const BackwardParts<T, E>& parts,
+                            const QueryRows<E>& of, const Block& b, int64_t bh, E* group_p, E* group_ds,
+                            int64_t columns) {
+  float *scores = parts.scores, *dp = parts.dp;
+  if constexpr (std::is_same_v<E, float>) scores = group_p, dp = group_ds;
+  dots(l, b, of.q, parts.k, scores, columns);
+  dots(l, b, of.dout, parts.v, dp, columns);
+  // A row behind the last sees nothing; its scores may be any.
+  const auto row = [&](int64_t i) -> ScoreRow {
+    const int64_t t = b.first + i;
+    if (i >= b.rows) return {scores, dp, {}, 0, 0};
+    const T* const out = a.out.as<T>() + l.out(bh) + t * l.out_stride();
+    return {scores + i * columns, dp + i * columns, l.seen(bh, t, b.begin), a.lse[bh * l.seq + t],
+            dot(out, of.dout.at(i), l.dim)};
+  };
+  for (int64_t i = 0; i < b.rows; i += kFold<E>) {
+    const int64_t at = i * columns;
+    if constexpr (std::is_same_v<E, float>)
+      gradients(row(i), l.scale, group_p + at, group_ds + at, b.columns);
+    else
+      gradients({.even = row(i),
+                 .odd = row(i + 1),
+                 .scale = l.scale,
+                 .ds_even = parts.ds + at,
+                 .ds_odd = parts.ds + at + columns,
+                 .paired_p = group_p + at,
+                 .paired_ds = group_ds + at},
+                b.columns);
   }
-  store(l, a.dqkv.as<T>() + l.qkv(bh, 0), dq, l.qkv_stride(), l.scale);
+  if constexpr (std::is_same_v<E, float>) return group_ds;
+  return parts.ds;
 }
 
-/// The query heads of key head `group`, counted over batch and key heads.
-template <class T>
-void backward(const HeadLayout& l, const AttentionArgs& a, int64_t group, float* scratch) {
-  const int64_t first = group * l.group, size = matrix(l);
-  float *dk = scratch + 5 * size, *dv = dk + size;
-  std::fill_n(dk, 2 * size, 0.0f);
-  for (int64_t bh = first; bh < first + l.group; ++bh) backward_head<T>(l, a, bh, scratch);
+/// Adds the products of a group's p and ds with its rows of dout and q to dv and dk.
+template <class T, class E>
+void add_to_keys(const HeadLayout& l, const BackwardParts<T, E>& parts, const QueryRows<E>& of,
+                 const Block& group) {
+  pack_rows(parts.q, of.q.data, of.q.stride, group.rows, l.dim);
+  pack_rows(parts.dout, of.dout.data, of.dout.stride, group.rows, l.dim);
+  // [keys, dim] += p^T dout, ds^T q. Of the keys behind the first block's, its rows see none.
+  const int64_t steps = (group.rows + kFold<E> - 1) / kFold<E>,
+                first_keys = std::min(group.keys, group.first + kBlockRows - group.begin);
+  const auto add = [&](float* to, const E* of_group, const Panels<E>& rows, int64_t key, int64_t keys,
+                       int64_t step) {
+    multiply(PanelProduct<E>{
+        .m = keys,
+        .n = head_columns(l),
+        .steps = steps - step,
+        .a = {of_group + kFold<E> * (step * group.columns + key), kFold<E>, kFold<E> * group.columns},
+        .b = rows,
+        .first_step = step,
+        .c = to + (group.begin + key) * head_columns(l),
+        .ldc = head_columns(l),
+        .add = true});
+  };
+  for (const auto& [to, of_group, rows] :
+       {std::tuple(parts.dv, parts.group_p, parts.dout), std::tuple(parts.dk, parts.group_ds, parts.q)}) {
+    add(to, of_group, rows, 0, first_keys, 0);
+    if (group.rows > kBlockRows)
+      add(to, of_group, rows, first_keys, group.keys - first_keys, kBlockRows / kFold<E>);
+  }
+}
+
+/// Writes dq of query head bh and adds to dk and dv of its key head.
+template <class T, class E>
+void backward_of_head(const HeadLayout& l, const AttentionArgs& a, const BackwardParts<T, E>& parts,
+                      int64_t bh) {
+  const Rows<T> q = rows_of<T>(l, a, bh, 0), dout{a.dout.as<T>() + l.out(bh), l.out_stride()};
+  T* const dq = a.dqkv.as<T>() + l.qkv(bh, 0);
+  for (int64_t first = 0; first < l.seq; first += kGroupRows) {
+    const Block group(l, bh, first, kGroupRows);
+    const QueryRows<E> of{near_rows<E>(l, q, first, group.rows, parts.q_rows),
+                          near_rows<E>(l, dout, first, group.rows, parts.dout_rows)};
+    for (int64_t row = 0; row < group.rows; row += kBlockRows) {
+      Block b(l, bh, first + row, kBlockRows);
+      b.begin = group.begin, b.keys = b.first + b.rows - b.begin, b.columns = whole_panels(b.keys);
+      const int64_t at = row * group.columns;
+      const QueryRows<E> of_block{{of.q.at(row), of.q.stride}, {of.dout.at(row), of.dout.stride}};
+      const E* ds = gradients_of_block(l, a, parts, of_block, b, bh, parts.group_p + at, parts.group_ds + at,
+                                       group.columns);
+      weighted(l, b, ds, group.columns, parts.k_rows, parts.dq);
+      write_rows<E>(l, dq + b.first * l.qkv_stride(), l.qkv_stride(), parts.dq, b.rows, l.scale);
+    }
+    add_to_keys(l, parts, of, group);
+  }
+}
+
+/// The query heads of key head `group`, counted over batch and key heads, in order.
+template <class T, class E>
+void backward_of_group(const HeadLayout& l, const AttentionArgs& a, int64_t group, float* scratch) {
+  Parts memory(scratch);
+  const BackwardParts<T, E> parts(l, memory);
+  const int64_t first = group * l.group, sums = l.seq * head_columns(l);
+  const Rows<E> v = all_rows<E>(l, rows_of<T>(l, a, first, 2), parts.q_rows);
+  pack_transposed(parts.v, v.data, v.stride, l.seq, l.dim);
+  const Rows<E> k = all_rows<E>(l, rows_of<T>(l, a, first, 1), parts.q_rows);
+  pack_transposed(parts.k, k.data, k.stride, l.seq, l.dim);
+  pack_rows(parts.k_rows, k.data, k.stride, l.seq, l.dim);
+  std::fill_n(parts.dk, sums, 0.0f);
+  std::fill_n(parts.dv, sums, 0.0f);
+  for (int64_t bh = first; bh < first + l.group; ++bh) backward_of_head(l, a, parts, bh);
   T* dqkv = a.dqkv.as<T>();
-  store(l, dqkv + l.qkv(first, 1), dk, l.qkv_stride());
-  store(l, dqkv + l.qkv(first, 2), dv, l.qkv_stride());
+  write_rows<E>(l, dqkv + l.qkv(first, 1), l.qkv_stride(), parts.dk, l.seq, l.scale);
+  write_rows<E>(l, dqkv + l.qkv(first, 2), l.qkv_stride(), parts.dv, l.seq, 1);
 }
 
 /// Floats of a thread.
-int64_t forward_floats(const HeadLayout& l) { return 4 * matrix(l) + kRows * l.seq; }
-int64_t backward_floats(const HeadLayout& l) { return 7 * matrix(l) + 2 * kRows * l.seq; }
+template <class AllParts>
+int64_t floats_of(const HeadLayout& l) {
+  Parts parts(nullptr);
+  AllParts(l, parts);
+  return parts.used();
+}
+
+/// Calls f(T{}, E{}).
+template <class F>
+void with_types(const AttentionArgs& a, F f) {
+  if (a.qkv.dtype == DType::bf16 && a.head_dim % 2 == 0 && features().bf16_products != nullptr)
+    return f(bf16{}, bf16{});
+  with_activation(a.qkv.dtype, [&](auto type) { f(type, float{}); });
+}
 
 int64_t attention_scratch(const AttentionArgs& a, int threads) {
   if (a.seq == 0 || a.head_dim == 0) return 0;
   const HeadLayout l(a);
-  const bool bf16 = bf16_attention(a);
-  return a.dqkv.data != nullptr
-             ? scratch_bytes(threads, a.batch * a.kv_heads,
-                             bf16 ? bf16_backward_floats(l) : backward_floats(l))
-             : scratch_bytes(threads, a.batch * a.heads, bf16 ? bf16_forward_floats(l) : forward_floats(l));
+  int64_t bytes = 0;
+  with_types(a, [&]<class T, class E>(T, E) {
+    bytes = a.dqkv.data != nullptr
+                ? scratch_bytes(threads, a.batch * a.kv_heads, floats_of<BackwardParts<T, E>>(l))
+                : scratch_bytes(threads, a.batch * a.heads, floats_of<ForwardParts<T, E>>(l));
+  });
+  return bytes;
 }
 
 void attention_forward(ExecutionContext& ctx, const AttentionArgs& a) {
@@ -154,15 +384,11 @@ void attention_forward(ExecutionContext& ctx, const AttentionArgs& a) {
   const HeadLayout l(a);
   const int64_t count = a.batch * a.heads;
   std::vector<float> largest(static_cast<size_t>(count));
-  if (bf16_attention(a)) {
-    bf16_forward(ctx, l, a, largest.data());
-  } else {
-    with_activation(a.qkv.dtype, [&]<class T>(T) {
-      for_each(ctx, count, forward_floats(l), [&](int64_t bh, float* scratch) {
-        largest[static_cast<size_t>(bh)] = forward<T>(l, a, bh, scratch);
-      });
+  with_types(a, [&]<class T, class E>(T, E) {
+    for_each(ctx, count, floats_of<ForwardParts<T, E>>(l), [&](int64_t bh, float* scratch) {
+      largest[static_cast<size_t>(bh)] = forward_of_head<T, E>(l, a, bh, scratch);
     });
-  }
+  });
   if (a.max_logits == nullptr) return;
   for (size_t bh = 0; bh < largest.size(); ++bh) {
     float& most = a.max_logits[static_cast<int64_t>(bh) % a.heads];
@@ -173,10 +399,9 @@ void attention_forward(ExecutionContext& ctx, const AttentionArgs& a) {
 void attention_backward(ExecutionContext& ctx, const AttentionArgs& a) {
   if (a.seq == 0 || a.head_dim == 0) return;
   const HeadLayout l(a);
-  if (bf16_attention(a)) return bf16_backward(ctx, l, a);
-  with_activation(a.qkv.dtype, [&]<class T>(T) {
-    for_each(ctx, a.batch * a.kv_heads, backward_floats(l),
-             [&](int64_t group, float* scratch) { backward<T>(l, a, group, scratch); });
+  with_types(a, [&]<class T, class E>(T, E) {
+    for_each(ctx, a.batch * a.kv_heads, floats_of<BackwardParts<T, E>>(l),
+             [&](int64_t group, float* scratch) { backward_of_group<T, E>(l, a, group, scratch); });
   });
 }
 

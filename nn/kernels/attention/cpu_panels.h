@@ -1,5 +1,5 @@
-// Products of bf16 matrices that attention makes, with one operand packed once for many products. Private to CPU kernels, and
-// for processors with AVX512-BF16, whose instruction adds a pair of products to each sum in fp32.
+// Products that attention makes, with one operand packed once for many of them. E, the elements' type, is f32 or bf16. Sums are
+// f32. Private to CPU kernels.
 #pragma once
 
 #include <cstdint>
@@ -8,44 +8,59 @@
 
 namespace sherd::cpu {
 
+/// Elements that one step of a product takes from each row and column: they lie side by side. bf16's instruction adds two
+/// products to a sum.
+template <class E>
+constexpr int64_t kFold = sizeof(float) / sizeof(E);
+
 constexpr int64_t kPanel = 32;  // columns of a panel
 
 constexpr int64_t whole_panels(int64_t columns) { return (columns + kPanel - 1) / kPanel * kPanel; }
 
-/// A right operand [2 * pairs, columns] in panels of 32 columns. A panel has a row of each pair of the operand's rows, and in
-/// it the pair's two elements of each column side by side.
+/// A right operand [steps * kFold, columns] in panels of 32 columns. A panel has a row of each step, and in it the step's
+/// elements of each column.
+template <class E>
 struct Panels {
-  bf16* data;
-  int64_t pairs;
-  bf16* at(int64_t pair, int64_t column) const {
-    return data + (column / kPanel * pairs + pair) * 2 * kPanel + column % kPanel * 2;
+  E* data;
+  int64_t steps;
+  E* at(int64_t step, int64_t column) const {
+    return data + ((column / kPanel * steps + step) * kPanel + column % kPanel) * kFold<E>;
   }
 };
 
 /// Elements of such panels.
-constexpr int64_t panel_elements(int64_t pairs, int64_t columns) { return 2 * pairs * whole_panels(columns); }
+template <class E>
+constexpr int64_t panel_elements(int64_t steps, int64_t columns) {
+  return kFold<E> * steps * whole_panels(columns);
+}
 
-/// A left operand whose element (row, 2 * pair) is data[row * row_step + pair * pair_step], with (row, 2 * pair + 1) behind it.
-struct PairedRows {
-  const bf16* data;
-  int64_t row_step, pair_step;
+/// A left operand. The elements of a row and step begin at data[row * row_step + step * step_step].
+template <class E>
+struct LeftRows {
+  const E* data;
+  int64_t row_step, step_step;
 };
 
-/// `to` = x, of `rows` rows [columns] with `step` elements from one to the next; zeros in the rows and columns that fill it.
-void pack_rows(const Panels& to, const bf16* x, int64_t step, int64_t rows, int64_t columns);
-/// `to` = x^T, for an even number of columns. x's rows become columns; zeros in those that fill the last panel.
-void pack_transposed(const Panels& to, const bf16* x, int64_t step, int64_t rows, int64_t columns);
+/// `to` = x, of `rows` rows [columns] with `stride` elements from one to the next; zeros in the rows and columns that fill it.
+void pack_rows(const Panels<float>& to, const float* x, int64_t stride, int64_t rows, int64_t columns);
+void pack_rows(const Panels<bf16>& to, const bf16* x, int64_t stride, int64_t rows, int64_t columns);
+/// `to` = x^T, for columns in whole steps. x's rows become columns; zeros in those that fill the last panel.
+template <class E>
+void pack_transposed(const Panels<E>& to, const E* x, int64_t stride, int64_t rows, int64_t columns);
 
-/// c [m, n] = a b, or c += a b: `pairs` pairs of b from `first_pair` on, and n columns, whole panels, from `first_column` on.
+/// c [m, n] = a b, or c += a b: `steps` of b from `first_step` on, and n columns, whole panels, from `first_column` on.
+template <class E>
 struct PanelProduct {
-  int64_t m = 0, n = 0, pairs = 0;
-  PairedRows a{};
-  Panels b{};
-  int64_t first_pair = 0, first_column = 0;
+  int64_t m = 0, n = 0, steps = 0;
+  LeftRows<E> a{};
+  Panels<E> b{};
+  int64_t first_step = 0, first_column = 0;
   float* c = nullptr;
   int64_t ldc = 0;
   bool add = false;
 };
-void multiply(const PanelProduct& product);
+/// bf16 is for processors with AVX512-BF16.
+void multiply(const PanelProduct<float>& product);
+void multiply(const PanelProduct<bf16>& product);
 
 }  // namespace sherd::cpu

@@ -1,5 +1,5 @@
-// Rows of attention's scores, whose exponentials and gradients are rounded to bf16. Private to CPU kernels, and for processors
-// with AVX512-BF16. Results too small for a normal bf16 are 0; NaN stays NaN.
+// Rows of attention's scores, their exponentials and gradients. Private to CPU kernels. What rounds to bf16 is for processors
+// with AVX512-BF16; results too small for a normal bf16 are 0. NaN stays NaN.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,21 @@ namespace sherd::cpu {
 /// p = e^(scale * (score - max)) with zeros at keys that the row does not see; `keys` is a multiple of 32. Returns the largest
 /// score and the sum of exponentials before they are rounded.
 std::pair<float, float> probabilities(bf16* p, const float* scores, SeenKeys seen, int64_t keys, float scale);
+/// In f32 they take the place of the scores: p is `scores`.
+std::pair<float, float> probabilities(float* p, const float* scores, SeenKeys seen, int64_t keys,
+                                      float scale);
 
 /// The sum of a[i] * b[i], of `count` products, an even number.
 float dot(const bf16* a, const bf16* b, int64_t count);
+/// The same of any elements, in f32.
+template <class T>
+float dot(const T* a, const float* b, int64_t count) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < count; ++i) sum += float(a[i]) * b[i];
+  return sum;
+}
+
 /// to[i] = from[i] * factor, of `count` elements.
 void round_row(bf16* to, const float* from, int64_t count, float factor);
 
@@ -35,5 +47,7 @@ struct GradientRows {
   bf16 *ds_even, *ds_odd, *paired_p, *paired_ds;
 };
 void gradients(const GradientRows& rows, int64_t keys);
+/// The same of one row in f32. p may take the place of its scores, and ds that of its dp.
+void gradients(const ScoreRow& row, float scale, float* p, float* ds, int64_t keys);
 
 }  // namespace sherd::cpu
