@@ -5,7 +5,9 @@
 #include <vector>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/tasks.h>
+#include <sherd/kernels/device/cpu/transpose.h>
 #include <sherd/kernels/gemm/cpu_bf16.h>
 #include <sherd/kernels/gemm/cpu_sgemm.h>
 
@@ -55,40 +57,45 @@ int64_t panel_height(int64_t n, bool bf16) {
   return n <= 192 ? 32 : n < 512 ? 48 : 64;
 }
 
+/// to = from, rounded to R in f32, or to bf16.
+template <class R>
+void round_tile(float* to, const float* from) {
+#pragma omp simd
+  for (int64_t i = 0; i < kTile * kTile; ++i) to[i] = rounded<R>(from[i]);
+}
+template <class R>
+void round_tile(bf16* to, const float* from) {
+  narrow(to, from, kTile * kTile);
+}
+
 /// Applies the epilogue to rows [i0, i1) of sums up to the diagonal; c has them and their mirror. sums may be c.
 template <class R, class T>
 void finish_panel(Block<float> sums, Block<T> c, int64_t i0, int64_t i1, const Epilogue<T>& e) {
   const float alpha = e.alpha, beta = e.beta;
-  float tile[kTile][kTile];
+  float values[kTile * kTile]{};
+  T done[kTile * kTile];
   for (int64_t ii = i0; ii < i1; ii += kTile) {
     const int64_t rows = std::min(kTile, i1 - ii);
     for (int64_t jj = 0; jj <= ii; jj += kTile) {
       const int64_t cols = jj == ii ? rows : kTile;
       for (int64_t i = 0; i < rows; ++i) {
         const float* sum = sums.data + (ii + i) * sums.ld + jj;
-        for (int64_t j = 0; j < cols; ++j) tile[i][j] = alpha * sum[j];
+        float* row = values + i * kTile;
+        for (int64_t j = 0; j < cols; ++j) row[j] = alpha * sum[j];
         if (beta != 0) {
           const T* add = e.addend.data + (ii + i) * e.addend.ld + jj;
-          for (int64_t j = 0; j < cols; ++j) tile[i][j] += beta * float(add[j]);
+          for (int64_t j = 0; j < cols; ++j) row[j] += beta * float(add[j]);
         }
-        for (int64_t j = 0; j < cols; ++j) tile[i][j] = rounded<R>(tile[i][j]);
       }
+      round_tile<R>(done, values);
       if (jj == ii) {
         for (int64_t i = 0; i < rows; ++i) {
-          tile[i][i] += e.diagonal;
-          for (int64_t j = 0; j < i; ++j) tile[j][i] = tile[i][j];
+          if constexpr (std::is_same_v<T, float>) done[i * kTile + i] += e.diagonal;
+          for (int64_t j = 0; j < i; ++j) done[j * kTile + i] = done[i * kTile + j];
         }
       }
-      for (int64_t i = 0; i < rows; ++i)
-        for (int64_t j = 0; j < cols; ++j) store(c.data[(ii + i) * c.ld + jj + j], tile[i][j]);
-      if (jj == ii) continue;
-      if (rows == kTile) {
-        for (int64_t j = 0; j < kTile; ++j)
-          for (int64_t i = 0; i < kTile; ++i) store(c.data[(jj + j) * c.ld + ii + i], tile[i][j]);
-      } else {
-        for (int64_t j = 0; j < kTile; ++j)
-          for (int64_t i = 0; i < rows; ++i) store(c.data[(jj + j) * c.ld + ii + i], tile[i][j]);
-      }
+      for (int64_t i = 0; i < rows; ++i) std::copy_n(done + i * kTile, cols, c.data + (ii + i) * c.ld + jj);
+      if (jj < ii) transpose(c.data + jj * c.ld + ii, c.ld, done, kTile, rows, kTile);
     }
   }
 }
@@ -96,25 +103,28 @@ void finish_panel(Block<float> sums, Block<T> c, int64_t i0, int64_t i1, const E
 /// About n/8, so that up to eight threads find work, but large enough for sgemm to run well.
 int64_t tile_size(int64_t n) { return std::max<int64_t>(128, ((n + 7) / 8 + 15) / 16 * 16); }
 
-/// to = factor * from, rounded to R.
+/// to = factor * from, rounded to R in f32, or to bf16.
 template <class R, class From, class To>
 void copy_tile(Block<From> from, int64_t rows, int64_t cols, double factor, Block<To> to) {
-  for (int64_t i = 0; i < rows; ++i)
-#pragma omp simd
-    for (int64_t j = 0; j < cols; ++j)
-      store(to.data[i * to.ld + j],
-            rounded<R>(static_cast<float>(factor * double(float(from.data[i * from.ld + j])))));
+  for (int64_t i = 0; i < rows; ++i) {
+    const From* const row = from.data + i * from.ld;
+    const auto value = [=](int64_t j) { return static_cast<float>(factor * double(float(row[j]))); };
+    if constexpr (std::is_same_v<To, float>)
+      round_each(to.data + i * to.ld, cols, [=](int64_t j) { return rounded<R>(value(j)); });
+    else
+      round_each(to.data + i * to.ld, cols, value);
+  }
 }
 
 template <class R, class From, class To>
 void transpose_tile(Block<From> from, int64_t rows, int64_t cols, double factor, Block<To> to) {
-  float tile[kTile][kTile];
-  for (int64_t ii = 0; ii < rows; ii += kTile)
-    for (int64_t jj = 0; jj < cols; jj += kTile) {
-      const int64_t r = std::min(kTile, rows - ii), c = std::min(kTile, cols - jj);
-      copy_tile<R>(part(from, ii, jj), r, c, factor, Block<float>{tile[0], kTile});
-      for (int64_t j = 0; j < c; ++j)
-        for (int64_t i = 0; i < r; ++i) store(to.data[(jj + j) * to.ld + ii + i], tile[i][j]);
+  constexpr int64_t kWidth = 64;
+  To tile[kTile * kWidth];
+  for (int64_t jj = 0; jj < cols; jj += kWidth)
+    for (int64_t ii = 0; ii < rows; ii += kTile) {
+      const int64_t r = std::min(kTile, rows - ii), c = std::min(kWidth, cols - jj);
+      copy_tile<R>(part(from, ii, jj), r, c, factor, Block<To>{tile, kWidth});
+      transpose(to.data + jj * to.ld + ii, to.ld, tile, kWidth, r, c);
     }
 }
 

@@ -7,10 +7,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include <sherd/kernels/device/cpu/transpose.h>
 #include <sherd/kernels/device/cpu/vectors.h>
 #include <sherd/kernels/device/error.h>
-
-#include "../strided/cpu_transpose.h"
 
 namespace sherd::cpu {
 

@@ -9,11 +9,11 @@
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/kernels/device/cpu/transpose.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
 #include "cpu_functions.h"
 #include "cpu_tiling.h"
-#include "cpu_transpose.h"
 
 // Rows of a tile that are contiguous are used where they are; others are arranged in a buffer, by a transpose where an
 // operand is contiguous along the columns.
