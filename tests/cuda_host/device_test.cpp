@@ -8,8 +8,10 @@
 #include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/trace.h>
 #include <sherd/kernels/ops.h>
+#include <sherd/kernels/soap/soap.h>
 #include <sherd/nn/ops.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -18,6 +20,8 @@
 #include <future>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace sherd {
 namespace {
@@ -194,6 +198,53 @@ TEST(CudaQueues, TheFirstSortOfACountIsIssuedInOrder) {
                               some(tokens).view({1, count}));
     });
   }
+}
+
+// The first step of a matrix makes its bases alone; the second rotates by them: other products, and cuSOLVER's QR.
+TEST(CudaQueues, TheSecondStepOfSoapIsIssuedInOrder) {
+  constexpr int64_t kRows = 4, kCols = 6;
+  const auto device = make_cuda_device();
+  const auto side = device->make_stream("side");
+  Stream& s = device->compute();
+  std::vector<Tensor> kept;
+  const auto zeros = [&](Shape shape) {
+    const Tensor t = Tensor::empty(*device, std::move(shape), DType::f32, "test");
+    ops::fill(s, t, 0);
+    kept.push_back(t);
+    return t.data<float>();
+  };
+  SoapMatrix matrix;
+  matrix.state = {.left = zeros({kRows, kRows}),
+                  .left_basis = zeros({kRows, kRows}),
+                  .left_values = zeros({kRows}),
+                  .right = zeros({kCols, kCols}),
+                  .right_basis = zeros({kCols, kCols}),
+                  .right_values = zeros({kCols}),
+                  .exp_avg = zeros({kRows, kCols}),
+                  .exp_avg_sq = zeros({kRows, kCols}),
+                  .steps = zeros({1})};
+  const Tensor in = Tensor::empty(*device, {1, kRows, kCols}, DType::f32, "test"),
+               out = Tensor::empty(*device, {1, kRows, kCols}, DType::f32, "test"),
+               status = Tensor::empty(*device, {1}, DType::i32, "test");
+  ops::random_normal(s, in, 0, 1, "in", 0, 1);
+  const auto step = [&] { ops::soap_step(s, out, in, status, std::array{matrix}, {}); };
+  const auto plans = [] { return cuda_host::calls()["cublasLtMatmulAlgoGetHeuristic"]; };
+  const auto solved = [] { return cuda_host::calls()["cusolverDnDgeqrf"]; };
+  device->issue_in_order(true);  // as in the first step of a model
+  step();
+  device->issue_in_order(false);
+  s.synchronize();
+  std::atomic<bool> before{false};
+  side->submit("collective", [&](ExecutionContext&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    before = true;
+  });
+  const int64_t known = plans(), none = solved();
+  step();
+  EXPECT_TRUE(before);
+  s.synchronize();
+  EXPECT_GT(plans(), known);
+  EXPECT_GT(solved(), none);
 }
 
 TEST(CudaQueues, AskedForOrderFailuresComeBackAsEver) {
