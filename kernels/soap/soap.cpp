@@ -66,7 +66,7 @@ void soap_step(Stream& s, const Tensor& out, const Tensor& in, const Tensor& sta
     require(beta >= 0 && beta < 1, fmt::format("soap_step: {} {} must lie in [0, 1)", name, beta));
   require(c.eps > 0 && std::isfinite(c.eps),
           fmt::format("soap_step: eps {} must be finite and greater than 0", c.eps));
-  // A matrix's second step loads kernels that its first does not use, and only the device knows a matrix's step.
+  // A matrix's second step loads kernels that its first does not use. Only the device knows a matrix's step, so all issue in order.
   const InOrder in_order(s.device(), s.device().kind() == DeviceKind::cuda);
   queue(s, "soap_step", kernels<SoapKernels>(s).soap_step,
         SoapArgs{in.size(1),

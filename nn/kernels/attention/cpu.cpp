@@ -5,6 +5,7 @@
 #include <limits>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
@@ -14,8 +15,8 @@
 #include "cpu_panels.h"
 #include "cpu_rows.h"
 
-// Tensors have elements T, and products take elements E: those of bf16 tensors are bf16 where the processor multiplies such, and
-// otherwise f32. A key head's k and v are packed once. Query rows are worked in blocks, of which only the keys in their windows
+// T is the type of the tensors, E that of what products take: bf16 for bf16 tensors where the processor has products for them, else
+// f32. A key head's k and v are packed once. Query rows are worked in blocks, of which only the keys in their windows
 // (up to one block of rows and one panel of slack) are computed. Products span the documents that a block's rows see;
 // probabilities of others are 0. Backward goes over groups of query heads: a thread takes all that use one key head, in order,
 // so that their sum in dk and dv is the same for any number of threads.
@@ -37,7 +38,7 @@ class Parts {
   template <class E = float>
   E* elements(int64_t count) {
     float* part = next_ == nullptr ? nullptr : next_ + used_;
-    used_ += (count / kFold<E> + 16) / 16 * 16;
+    used_ += ((count + kFold<E> - 1) / kFold<E> + 15) / 16 * 16;
     return reinterpret_cast<E*>(part);
   }
   template <class E>
@@ -67,8 +68,8 @@ struct Rows {
   const T* at(int64_t row) const { return data + row * stride; }
 };
 
-/// Rows [first, first + count) in E: where they are, or copied to `room`. A tile's rows in f32 are often whole KiB apart, where few
-/// of them fit into the first-level cache; those of bf16 are half as far.
+/// Returns rows [first, first + count) in E, copied to `room` unless E is bf16. Rows of f32 are often several KiB apart, so that few
+/// of a tile's fit into the first-level cache.
 template <class E, class T>
 Rows<E> near_rows(const HeadLayout& l, const Rows<T>& rows, int64_t first, int64_t count, float* room) {
   if constexpr (std::is_same_v<E, bf16>) {
@@ -83,7 +84,7 @@ Rows<E> near_rows(const HeadLayout& l, const Rows<T>& rows, int64_t first, int64
   }
 }
 
-/// All rows in E, to be packed.
+/// Returns all rows in E, copied to `room` unless they are in E already.
 template <class E, class T>
 Rows<E> all_rows(const HeadLayout& l, const Rows<T>& rows, float* room) {
   if constexpr (std::is_same_v<E, T>)
@@ -92,11 +93,15 @@ Rows<E> all_rows(const HeadLayout& l, const Rows<T>& rows, float* room) {
     return near_rows<E>(l, rows, 0, l.seq, room);
 }
 
-/// Room for what the two copy, of one tensor.
+/// Returns the room for near_rows(); null where E is bf16.
+template <class E>
+float* room_of_group(const HeadLayout& l, Parts& parts) {
+  return std::is_same_v<E, bf16> ? nullptr : parts.elements(std::min(kGroupRows, l.seq) * l.dim);
+}
+/// Returns the room for all_rows(), or for near_rows().
 template <class T, class E>
 float* room_of_rows(const HeadLayout& l, Parts& parts) {
-  if (std::is_same_v<E, bf16>) return nullptr;
-  return parts.elements((std::is_same_v<E, T> ? std::min(kGroupRows, l.seq) : l.seq) * l.dim);
+  return std::is_same_v<E, T> ? room_of_group<E>(l, parts) : parts.elements(l.seq * l.dim);
 }
 
 template <class T>
@@ -150,7 +155,7 @@ struct BackwardParts {
         group_p(parts.elements<E>(kGroupRows * key_columns(l))),
         group_ds(parts.elements<E>(kGroupRows * key_columns(l))),
         q_rows(room_of_rows<T, E>(l, parts)),
-        dout_rows(room_of_rows<T, E>(l, parts)) {
+        dout_rows(room_of_group<E>(l, parts)) {
     if constexpr (!std::is_same_v<E, float>) {
       scores = parts.elements(kBlockRows * key_columns(l));
       dp = parts.elements(kBlockRows * key_columns(l));
@@ -204,6 +209,18 @@ void weighted(const HeadLayout& l, const Block& b, const E* x, int64_t ldx, cons
                            .ldc = head_columns(l)});
 }
 
+/// Row i of a block's scores becomes its row of p; returns the largest score and the sum of exponentials.
+template <class T, class E>
+std::pair<float, float> exponentials_of_row(const HeadLayout& l, const Block& b,
+                                            const ForwardParts<T, E>& parts, int64_t bh, int64_t i) {
+  const SeenKeys seen = l.seen(bh, b.first + i, b.begin);
+  float* const scores = parts.scores + i * b.columns;
+  if constexpr (std::is_same_v<E, float>)
+    return probabilities(scores, seen, b.columns, l.scale);
+  else
+    return probabilities(parts.p + i * b.columns, scores, seen, b.columns, l.scale);
+}
+
 /// Returns the largest score of the head.
 template <class T, class E>
 float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
@@ -221,9 +238,7 @@ float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, f
          b.columns);
     float sums[kBlockRows];
     for (int64_t i = 0; i < b.rows; ++i) {
-      const int64_t at = i * b.columns;
-      const auto [max, sum] =
-          probabilities(parts.p + at, parts.scores + at, l.seen(bh, first + i, b.begin), b.columns, l.scale);
+      const auto [max, sum] = exponentials_of_row(l, b, parts, bh, i);
       sums[i] = sum;
       largest = std::max(largest, max * l.scale);
       a.lse[bh * l.seq + first + i] = max * l.scale + std::log(sum);

@@ -11,7 +11,7 @@
 namespace sherd::cpu {
 
 /// Rows of scores are worked in whole vectors, as far as there are keys: up to 31 scalar elements at the end of each would
-/// take longer than all others. Of the last 32, those behind `count` are not seen.
+/// take longer than all others. Of the last 32, keys from `count` on are not seen.
 inline int64_t whole_vectors(int64_t count, int64_t keys) { return std::min(keys, (count + 31) / 32 * 32); }
 
 /// Keys that a row sees, counted from the first one of a block's scores.

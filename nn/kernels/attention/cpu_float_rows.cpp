@@ -6,8 +6,8 @@
 
 namespace sherd::cpu {
 
-std::pair<float, float> probabilities(float* p, const float*, SeenKeys seen, int64_t keys, float scale) {
-  return vectorized([=] { return exponentials(p, seen, keys, scale); });
+std::pair<float, float> probabilities(float* scores, SeenKeys seen, int64_t keys, float scale) {
+  return vectorized([=] { return exponentials(scores, seen, keys, scale); });
 }
 
 void gradients(const ScoreRow& row, float scale, float* p, float* ds, int64_t keys) {
@@ -15,7 +15,7 @@ void gradients(const ScoreRow& row, float scale, float* p, float* ds, int64_t ke
     const int64_t from = row.seen.first, count = row.seen.end, whole = from + (count - from) / 32 * 32,
                   end = whole_vectors(count, keys);
     const auto left = static_cast<int>(count - whole), last = static_cast<int>(end - whole);
-    // A product and a difference, as forward's: a fused one would leave the largest score a rest.
+    // A product and a difference, as forward's: a fused one would leave a difference at the largest score.
     const auto exponential = [&](int64_t j) { return exp_bounded(row.scores[j] * scale - row.lse); };
     std::fill_n(p, from, 0.0f);
     std::fill_n(ds, from, 0.0f);

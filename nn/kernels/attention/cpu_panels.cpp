@@ -21,10 +21,14 @@ void prefetch(const E* row, int64_t columns) {
   for (int64_t c = 0; c < columns; c += 16 * kFold<E>) __builtin_prefetch(row + c);
 }
 
-/// sum += a * b for 8 columns.
-struct Fused8 {
+/// sum += a * b for 8 columns, or 4 where the compiler may not use AVX: GCC keeps longer vectors in memory then.
+struct FusedBase {
   using Element = float;
+#ifdef __AVX__
   using Sum = float __attribute__((vector_size(32)));
+#else
+  using Sum = float __attribute__((vector_size(16)));
+#endif
   static void add(Sum& sum, const float* a, const float* b) {
     Sum of_b;
     std::memcpy(&of_b, b, sizeof of_b);
@@ -37,6 +41,7 @@ struct Fused8 {
 };
 
 #ifdef __x86_64__
+/// The same for 16 columns.
 struct Fused16 {
   using Element = float;
   using Sum = float __attribute__((vector_size(64)));
@@ -45,7 +50,7 @@ struct Fused16 {
   }
 };
 
-/// The same with two products a column.
+/// The same in bf16, with two products a column.
 struct Pairs16 {
   using Element = bf16;
   using Sum = float __attribute__((vector_size(64)));
@@ -63,7 +68,7 @@ template <class Math>
 constexpr int64_t kLanes = sizeof(typename Math::Sum) / sizeof(float);
 /// Rows of a tile, each of two sums: as many as registers hold beside the operands, of which AVX2 has 16.
 template <class Math>
-constexpr int kTileRows = kLanes<Math> == 8 ? 6 : 8;
+constexpr int kTileRows = kLanes<Math> == 16 ? 8 : 6;
 
 template <class Math, int kRows, class E = typename Math::Element>
 inline void tile(int64_t steps, const LeftRows<E>& a, const E* b, float* c, int64_t ldc, bool add) {
@@ -90,7 +95,7 @@ inline void tile(int64_t steps, const LeftRows<E>& a, const E* b, float* c, int6
     }
 }
 
-/// The tiles of kRows rows, then lower ones for the rows that are left. Of tiles of 6 and 2 rows two of 4 are made.
+/// The tiles of kRows rows, then lower ones for the rows that are left. The last 8 rows are two tiles of 4, not of 6 and 2.
 template <class Math, int kRows, class E = typename Math::Element>
 inline void tiles(int64_t m, int64_t steps, LeftRows<E> a, const E* b, float* c, int64_t ldc, bool add) {
   for (; m >= kRows && (kRows != 6 || m != 8); m -= kRows) {
@@ -148,7 +153,7 @@ void multiply(const PanelProduct<float>& p) {
   if (features().wide_vectors)
     return with_wide_vectors([](const PanelProduct<float>* all) { multiply_by<Fused16>(*all); }, &p);
 #endif
-  with_base_vectors([](const PanelProduct<float>* all) { multiply_by<Fused8>(*all); }, &p);
+  with_base_vectors([](const PanelProduct<float>* all) { multiply_by<FusedBase>(*all); }, &p);
 }
 
 #ifdef __x86_64__

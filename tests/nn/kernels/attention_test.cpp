@@ -45,7 +45,9 @@ std::vector<Case> cases() {
                                                                            {1, 161, 1, 128},
                                                                            {1, 129, 1, 20},
                                                                            {1, 100, 1, 136},
+                                                                           {1, 150, 2, 33},
                                                                            {1, 33, 1, 256},
+                                                                           {1, 40, 1, kCuda ? 248 : 264},
                                                                            {kEmulated ? 50 : 70000, 1, 1, 4}})
       all.push_back({b, s, h, d, t});
     for (auto [b, s, h, kv, d] : std::initializer_list<std::array<int64_t, 5>>{{1, 1, 2, 1, 1},
@@ -58,6 +60,7 @@ std::vector<Case> cases() {
                                                                                {1, 161, 3, 1, 128},
                                                                                {1, 129, 6, 3, 20},
                                                                                {1, 100, 2, 1, 136},
+                                                                               {1, 70, 4, 2, 33},
                                                                                {1, 33, 4, 2, 256}})
       all.push_back({b, s, h, d, t, 1, kv});
     if (!kEmulated) all.push_back({1, 300, 2, 64, t});

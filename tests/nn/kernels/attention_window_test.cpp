@@ -24,7 +24,7 @@ std::string name(const WindowCase& c) {
          name_of(c.dtype);
 }
 
-// Windows within, at and across the blocks of 64 and 128 rows that the kernels work in.
+// Windows within, at and across the blocks of 32, 64 and 128 rows that the kernels work in.
 std::vector<WindowCase> window_cases() {
   std::vector<WindowCase> all;
   for (const DType t : {DType::f32, DType::bf16})
