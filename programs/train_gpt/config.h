@@ -45,6 +45,8 @@ struct TrainConfig : Settings {
   bool has_tokens() const { return !tokens.empty() || !sft.empty(); }
   /// Ranks with different data: all but those that share a batch tensor-parallel.
   int64_t data_ranks() const { return ranks / tp; }
+  /// Windows that a rank computes at once.
+  int64_t microbatch() const { return batch / (data_ranks() * grad_accum); }
   /// The step that this run ends with.
   int64_t last_step() const { return stop_at > 0 && stop_at < steps ? stop_at : steps; }
 

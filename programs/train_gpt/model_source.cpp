@@ -155,12 +155,14 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
                                              const nn::ExpertParallel& ep) {
   if (c.model.empty()) return std::make_unique<Gpt>(byte_shape(c), tp, ep);
   const nn::ModelDescription d = description_of(c);
-  // So many rows of logits at once: 64 MiB in f32 on a CPU, where backward computes logits again unless a chunk has all rows. A
-  // GPU reads all of the head's weights and gradients once for every product (128 rows: 3 times as slow a step).
+  // So many rows of logits at once, but not so few that their products are slow. On a CPU: all rows of a microbatch up to 64 MiB in
+  // f32, since backward computes logits again where a chunk has fewer; else 16 MiB, which stay in the cache. A GPU reads all of
+  // the head's weights and gradients once for every product (128 rows: 3 times as slow a step).
   const bool gpu = sherd::parse_device_kind(c.device) == sherd::DeviceKind::cuda;
-  const int64_t rows = (int64_t{16} << (gpu ? 24 : 20)) * tp.size() / d.vocab;
-  const int64_t chunk =
-      gpu ? std::clamp<int64_t>(rows / 128 * 128, 128, 8192) : std::clamp<int64_t>(rows, 128, 1024);
+  const int64_t most = (int64_t{16} << (gpu ? 24 : 20)) * tp.size() / d.vocab, rows = c.microbatch() * c.seq;
+  const int64_t chunk = gpu            ? std::clamp<int64_t>(most / 128 * 128, 128, 8192)
+                        : rows <= most ? rows
+                                       : std::clamp<int64_t>(most / 4, 128, 1024);
   return nn::causal_model(d, {.tp = tp,
                               .ep = ep,
                               .sequence_parallel = c.sequence_parallel,

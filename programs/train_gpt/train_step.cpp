@@ -95,7 +95,7 @@ PendingStep Trainer::issue_step() {
   if (!updated_ && arrivals_.empty()) arrivals_ = rank_.world->arrivals();  // what came before training
   const int64_t waits = device.host_syncs(std::this_thread::get_id());
   ShardRuntime& runtime = runtime_of(model_);
-  const int64_t micro = config_.batch / (config_.data_ranks() * config_.grad_accum);
+  const int64_t micro = config_.microbatch();
   const bool mtp = config_.mtp_weight > 0;
   const Tensor loss_sum = Tensor::empty(device, {mtp ? 2 : 1}, DType::f64, "metrics");
   ops::fill(s, loss_sum, 0);

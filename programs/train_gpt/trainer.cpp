@@ -304,7 +304,7 @@ double Trainer::mean_loss(const std::vector<int64_t>& windows) {
   const auto held = static_cast<int64_t>(windows.size());
   if (held == 0) return std::numeric_limits<double>::quiet_NaN();
   Stream& s = rank_.device->compute();
-  const int64_t micro = std::max<int64_t>(1, config_.batch / (config_.data_ranks() * config_.grad_accum));
+  const int64_t micro = std::max<int64_t>(1, config_.microbatch());
   const int64_t share = (held + config_.data_ranks() - 1) / config_.data_ranks();
   const int64_t begin = std::min(held, data_->rank() * share), end = std::min(held, begin + share);
   const Tensor sum = Tensor::empty(*rank_.device, {1}, DType::f64, "activations");
