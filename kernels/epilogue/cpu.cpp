@@ -36,7 +36,7 @@ float gelu_slope(float x) {
   const float c = clamped(x);
   const float s = sigmoid<T>(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
   const float du = kTwoRoot * mul_add(3 * kCubic * c, c, 1.0f);
-  return mul_add(c * s * (1.0f - s), du, s);
+  return s + c * s * (1.0f - s) * du;  // with a fused addition GCC 12 leaves AVX2's loops scalar
 }
 
 void gelu_forward(ExecutionContext& ctx, Ref y, Ref x, int64_t count) {
