@@ -56,7 +56,9 @@ inline double distance(const std::vector<float>& got, const std::vector<float>& 
   return most / largest;
 }
 
-/// Steps of AdamW from random weights that the seed alone decides, clipped at a norm that matters.
+/// Steps of AdamW from random weights that the seed alone decides, clipped at a norm that matters. Gradients are some 3e-3.
+/// At AdamW's usual eps of 1e-8, an element whose gradient is rounding alone moves by the whole rate, to either side;
+/// at 1e-4 its move is at most 1e-4 of the rate.
 inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const TrainingPlan& plan = {}) {
   Outcome all;
   std::vector<std::vector<float>> others;
@@ -71,7 +73,7 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
     if (plan.prepare) plan.prepare(model);
     const Routing routing = route(model, {.optimizer = Algorithm::adamw});
     arranged.shard();
-    Optimizer optimizer(model, routing, {.weight_decay = 0.1});
+    Optimizer optimizer(model, routing, {.adamw = {.eps = 1e-4}, .weight_decay = 0.1});
     nn::Tape tape;
     std::vector<float> losses, norms, next_losses;
     std::vector<int64_t> zeros;
@@ -143,15 +145,15 @@ inline void expect_same_bits(const Outcome& got, const Outcome& want, const char
   EXPECT_EQ(got.weights, want.weights) << what;
 }
 
-/// AdamW passes on rounding; see models_test.cpp.
+/// Over twelve seeds of llama, olmo2 and olmo3 on 4 ranks, losses differ by up to 4e-7, norms by 2e-6 and logits by 1e-5.
 inline void expect_near(const Outcome& got, const Outcome& want, const char* what) {
-  EXPECT_LT(distance(got.losses, want.losses), 1e-5) << what;
+  EXPECT_LT(distance(got.losses, want.losses), 2e-6) << what;
   if (!want.next_losses.empty()) {
-    EXPECT_LT(distance(got.next_losses, want.next_losses), 1e-5) << what;
+    EXPECT_LT(distance(got.next_losses, want.next_losses), 2e-6) << what;
   }
-  EXPECT_LT(distance(got.norms, want.norms), 1e-4) << what;
+  EXPECT_LT(distance(got.norms, want.norms), 2e-5) << what;
   EXPECT_EQ(got.zeros, want.zeros) << what;
-  EXPECT_LT(distance(got.logits, want.logits), 2e-4) << what;
+  EXPECT_LT(distance(got.logits, want.logits), 5e-5) << what;
 }
 
 }  // namespace sherd::test
