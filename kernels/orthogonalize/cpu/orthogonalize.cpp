@@ -89,11 +89,11 @@ struct Iterated {
 
 template <class T>
 Block<T> standard_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, Iterated<T> it,
-                       Block<T> gram, Block<T> polynomial, Block<float> sums) {
+                       Block<T> gram, Block<T> polynomial, const ProductScratch<T>& scratch) {
   const bool exact = o.working == DType::f32;
   for (size_t i = 0; i < o.steps.size(); ++i) {
     const auto [a, b, c] = o.steps[i];
-    symmetric_product(ctx, it.m, it.n, it.x, it.x, true, {.working = o.working, .sums = sums}, gram);
+    symmetric_product(ctx, it.m, it.n, it.x, it.x, true, {.working = o.working, .scratch = scratch}, gram);
     // In f32, aX comes with the product; in 16 bits a + bG + cG^2 would lose what G adds to a.
     symmetric_product(ctx, it.m, it.m, gram, gram, false,
                       {.alpha = c,
@@ -101,11 +101,11 @@ Block<T> standard_form(const ExecutionContext& ctx, const OrthogonalizeOptions& 
                        .addend = gram,
                        .diagonal = exact ? a : 0.0f,
                        .working = o.working,
-                       .sums = sums},
+                       .scratch = scratch},
                       polynomial);
     const Block<T> to = it.next(i + 1 == o.steps.size());
     product(ctx, it.m, it.n, it.m, polynomial, it.x,
-            {.beta = exact ? 0.0f : a, .addend = it.x, .working = o.working}, to);
+            {.beta = exact ? 0.0f : a, .addend = it.x, .working = o.working, .scratch = scratch}, to);
     it.y = std::exchange(it.x, to);
   }
   return it.x;
@@ -134,7 +134,10 @@ bool in_bf16(const OrthogonalizeOptions& o) {
 int64_t newton_schulz_scratch(const OrthogonalizeArgs& args) {
   const int64_t m = std::min(args.rows, args.cols), n = std::max(args.rows, args.cols);
   const auto squares = Carver::bytes(m, m);
-  if (in_bf16(args.options)) return 2 * Carver::bytes<bf16>(m, n) + 2 * Carver::bytes<bf16>(m, m) + squares;
+  if (in_bf16(args.options))
+    return 2 * Carver::bytes<bf16>(m, n) + 2 * Carver::bytes<bf16>(m, m) +
+           Carver::bytes(1, ProductScratch<bf16>::sum_elements(m, n)) +
+           Carver::bytes<bf16>(1, ProductScratch<bf16>::packed_elements(m, n));
   return 2 * Carver::bytes(m, n) + (args.options.form == IterationForm::gram ? kGramSquares : 2) * squares;
 }
 
@@ -168,7 +171,11 @@ void newton_schulz(ExecutionContext& ctx, const OrthogonalizeArgs& args, const f
     if constexpr (kFloat) result = gram_form(ctx, o, it, carve_gram(carver, m));
   } else {
     const Block<T> g = carver.matrix<T>(m, m), polynomial = carver.matrix<T>(m, m);
-    result = standard_form(ctx, o, it, g, polynomial, kFloat ? Block<float>{} : carver.matrix(m, m));
+    ProductScratch<T> scratch;
+    if constexpr (!kFloat)
+      scratch = {carver.matrix(1, scratch.sum_elements(m, n)).data,
+                 carver.matrix<T>(1, scratch.packed_elements(m, n)).data};
+    result = standard_form(ctx, o, it, g, polynomial, scratch);
   }
   if (tall || !kFloat) scaled_copy(ctx, m, n, result, 1, tall, DType::f32, Block<float>{out, args.cols});
 }

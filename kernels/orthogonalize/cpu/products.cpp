@@ -1,14 +1,17 @@
 #include "products.h"
 
 #include <algorithm>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/features.h>
 #include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/tasks.h>
 #include <sherd/kernels/device/cpu/transpose.h>
 #include <sherd/kernels/gemm/cpu_bf16.h>
+#include <sherd/kernels/gemm/cpu_panels.h>
 #include <sherd/kernels/gemm/cpu_sgemm.h>
 
 namespace sherd::cpu {
@@ -50,10 +53,20 @@ Block<T> part(Block<T> matrix, int64_t row, int64_t column) {
   return {matrix.data + row * matrix.ld + column, matrix.ld};
 }
 
+/// Whether products of bf16 use packed panels. oneDNN's AVX512-BF16 kernels, which copy an operand in every call, are slower; its
+/// AMX kernels are faster. A step of packed elements has two.
+template <class T>
+bool packs(int64_t k) {
+  return std::is_same_v<T, bf16> && k % kFold<bf16> == 0 &&
+         std::string_view(features().bf16_products) == "AVX512-BF16";
+}
+
 /// Rows per panel. The work beyond half is height/n of it; low panels make products slower (measured on Zen 3 and 4), those
 /// of bf16 more, which copy the other operand into their own layout for each panel.
-int64_t panel_height(int64_t n, bool bf16) {
-  if (bf16) return n <= 192 ? n : 64;
+template <class T>
+int64_t panel_height(int64_t n, int64_t k) {
+  if (packs<T>(k)) return kPanel;
+  if (std::is_same_v<T, bf16>) return n <= 192 ? n : 64;
   return n <= 192 ? 32 : n < 512 ? 48 : 64;
 }
 
@@ -128,18 +141,88 @@ void transpose_tile(Block<From> from, int64_t rows, int64_t cols, double factor,
     }
 }
 
+/// Elements from row to row of the sums of an [n, n] matrix.
+int64_t sum_stride(int64_t n) { return padded_stride<float>(whole_panels(n)); }
+
+/// product() of bf16: each task packs its columns, and rounds 32 rows of sums at a time.
+template <class T>
+void packed_product(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k, Block<T> a, Block<T> b,
+                    const Epilogue<T>& epilogue, Block<T> c) {
+  const int64_t size = whole_panels(tile_size(n));
+  const Panels<T> packed{epilogue.scratch.packed, k / kFold<T>};
+  for_tasks(ctx, (n + size - 1) / size, [&](int64_t task) {
+    const int64_t column = task * size, cols = std::min(size, n - column);
+    pack_rows(Panels<T>{packed.at(0, column), packed.steps}, b.data + column, b.ld, k, cols);
+    float* const sums = epilogue.scratch.sums + column * kPanel;
+    for (int64_t row = 0; row < m; row += kPanel) {
+      const int64_t rows = std::min(kPanel, m - row);
+      multiply(PanelProduct<T>{.m = rows,
+                               .n = whole_panels(cols),
+                               .steps = packed.steps,
+                               .a = {a.data + row * a.ld, a.ld, kFold<T>},
+                               .b = packed,
+                               .first_column = column,
+                               .c = sums,
+                               .ldc = whole_panels(cols)});
+      for (int64_t i = 0; i < rows; ++i) {
+        const float* const sum = sums + i * whole_panels(cols);
+        T* const to = c.data + (row + i) * c.ld + column;
+        if (epilogue.beta != 0) {
+          const T* const add = epilogue.addend.data + (row + i) * epilogue.addend.ld + column;
+          round_each(to, cols, [&](int64_t j) { return sum[j] + epilogue.beta * float(add[j]); });
+        } else {
+          round_each(to, cols, [&](int64_t j) { return sum[j]; });
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
+
+template <class T>
+int64_t ProductScratch<T>::sum_elements(int64_t m, int64_t n) {
+  return std::max(m * sum_stride(m), kPanel * whole_panels(n));
+}
+
+template <class T>
+int64_t ProductScratch<T>::packed_elements(int64_t m, int64_t n) {
+  const auto elements = [](int64_t k, int64_t columns) {
+    return packs<T>(k) ? panel_elements<T>(k / kFold<T>, columns) : 0;
+  };
+  return std::max({elements(n, m), elements(m, m), elements(m, n)});
+}
+
+template struct ProductScratch<bf16>;
 
 template <class T>
 void symmetric_product(const ExecutionContext& ctx, int64_t n, int64_t k, Block<T> a, Block<T> b,
                        bool trans_b, const Epilogue<T>& epilogue, Block<T> c) {
-  const int64_t height = panel_height(n, std::is_same_v<T, bf16>), panels = (n + height - 1) / height;
-  Block<float> sums = epilogue.sums;
+  const int64_t height = panel_height<T>(n, k), panels = (n + height - 1) / height;
+  Block<float> sums{epilogue.scratch.sums, sum_stride(n)};
   if constexpr (std::is_same_v<T, float>) sums = c;
+  const Panels<T> packed{epilogue.scratch.packed, k / kFold<T>};
+  if (packs<T>(k))
+    for_tasks(ctx, panels, [&](int64_t task) {  // b^T, which is b where it is symmetric
+      const int64_t row = task * height;
+      pack_transposed(Panels<T>{packed.at(0, row), packed.steps}, b.data + row * b.ld, b.ld,
+                      std::min(height, n - row), k);
+    });
   with_payload(epilogue.working, [&](auto type) {
     for_tasks(ctx, panels, [&](int64_t task) {
       const int64_t i0 = (panels - 1 - task) * height, i1 = std::min(n, i0 + height);  // largest first
-      multiply(trans_b, i1 - i0, i1, k, part(a, i0, 0), b, 0, part(sums, i0, 0));
+      const Block<T> rows = part(a, i0, 0);
+      const Block<float> to = part(sums, i0, 0);
+      if (packs<T>(k))
+        multiply(PanelProduct<T>{.m = i1 - i0,
+                                 .n = whole_panels(i1),
+                                 .steps = packed.steps,
+                                 .a = {rows.data, rows.ld, kFold<T>},
+                                 .b = packed,
+                                 .c = to.data,
+                                 .ldc = to.ld});
+      else
+        multiply(trans_b, i1 - i0, i1, k, rows, b, 0, to);
       finish_panel<decltype(type)>(sums, c, i0, i1, epilogue);
     });
   });
@@ -148,6 +231,7 @@ void symmetric_product(const ExecutionContext& ctx, int64_t n, int64_t k, Block<
 template <class T>
 void product(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k, Block<T> a, Block<T> b,
              const Epilogue<T>& epilogue, Block<T> c) {
+  if (packs<T>(k)) return packed_product(ctx, m, n, k, a, b, epilogue, c);
   const bool by_rows = m > 2 * n;
   const int64_t length = by_rows ? m : n, size = tile_size(length);
   with_payload(epilogue.working, [&](auto type) {

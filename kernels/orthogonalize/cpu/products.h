@@ -26,6 +26,15 @@ int64_t padded_stride(int64_t cols) {
   return stride % kKibibyte == 0 ? stride + kVector : stride;
 }
 
+/// Memory in which products of bf16 matrices work: of x x^T and of symmetric [m, m] matrices, and of those with x [m, n].
+template <class T>
+struct ProductScratch {
+  float* sums = nullptr;  // sum_elements(m, n)
+  T* packed = nullptr;    // packed_elements(m, n)
+  static int64_t sum_elements(int64_t m, int64_t n);
+  static int64_t packed_elements(int64_t m, int64_t n);
+};
+
 /// What happens to the elements of a product: round(alpha * product + beta * addend), then + diagonal.
 /// working names the type that values are rounded to (and, in a Block of float, kept as f32); diagonal is for f32 only.
 template <class T>
@@ -34,12 +43,12 @@ struct Epilogue {
   Block<T> addend{};  // read when beta != 0; never the result itself
   float diagonal = 0;
   DType working = DType::f32;
-  Block<float> sums{};  // [n, n] of symmetric_product(), for T = bf16
+  ProductScratch<T> scratch{};  // for T = bf16
 };
 
 /// c[n,n] = a[n,k] op(b), known to be symmetric, as products of commuting symmetric matrices and a a^T are.
-/// Panels of rows are computed up to the diagonal and mirrored: half the work of gemm, result symmetric to
-/// the bit. c overlaps no operand. Sizes may be 0.
+/// Without trans_b, b itself is symmetric to the bit. Panels of rows are computed up to the diagonal and mirrored: half the
+/// work of gemm, result symmetric to the bit. c overlaps no operand. Sizes may be 0.
 template <class T>
 void symmetric_product(const ExecutionContext& ctx, int64_t n, int64_t k, Block<T> a, Block<T> b,
                        bool trans_b, const Epilogue<T>& epilogue, Block<T> c);

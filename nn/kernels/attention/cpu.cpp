@@ -10,9 +10,9 @@
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/features.h>
+#include <sherd/kernels/gemm/cpu_panels.h>
 
 #include "cpu_heads.h"
-#include "cpu_panels.h"
 #include "cpu_rows.h"
 
 // T is the type of the tensors, E that of what products take: bf16 for bf16 tensors where the processor has products for them, else

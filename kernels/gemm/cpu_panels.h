@@ -1,5 +1,5 @@
-// Products that attention makes, with one operand packed once for many of them. E, the elements' type, is f32 or bf16. Sums are
-// f32. Private to CPU kernels.
+// Products with a right operand that is packed once for many of them: attention's, and symmetric ones. E, the elements' type,
+// is f32 or bf16. Sums are f32. Private to CPU kernels.
 #pragma once
 
 #include <cstdint>

@@ -194,7 +194,9 @@ namespace {
 #else
 namespace {
 
-[[noreturn]] void refuse() { throw NotSupported("attention in bf16: this processor has no AVX512-BF16"); }
+[[noreturn]] void refuse() {
+  throw NotSupported("products of packed bf16: this processor has no AVX512-BF16");
+}
 
 }  // namespace
 
