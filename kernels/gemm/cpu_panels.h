@@ -1,4 +1,4 @@
-// Products with a right operand that is packed once for many of them: attention's, and symmetric ones. E, the elements' type,
+// Products with a right operand that is packed once for many of them: attention's and Newton-Schulz's. E, the elements' type,
 // is f32 or bf16. Sums are f32. Private to CPU kernels.
 #pragma once
 

@@ -163,7 +163,7 @@ def worker(args):
     tokens = args.batch * world * args.seq
     Path(args.out).write_text(json.dumps(
         {"tokens_per_s": tokens / statistics.median(times[args.warmup:]), "losses": losses}))
-    # PyTorch 2.11 can hang in the end of a process with a compiled DistributedDataParallel. Nothing is left to do.
+    # PyTorch 2.11 can hang at the exit of a process with a compiled DistributedDataParallel. The result is written.
     dist.barrier()
     os._exit(0)
 

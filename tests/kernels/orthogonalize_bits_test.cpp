@@ -17,8 +17,8 @@ std::vector<OrthogonalizeOptions> every_kind() {
   return {standard, gram, restarted, brain, half, svd};
 }
 
-const std::vector<Shape> kShapes = {{3, 5},     {1, 40},   {40, 1},   {70, 33},   {33, 257},
-                                    {129, 130}, {96, 400}, {300, 70}, {261, 261}, {44, 61}};
+const std::vector<Shape> kShapes = {{3, 5},    {1, 40},   {40, 1},    {70, 33}, {33, 257}, {129, 130},
+                                    {96, 400}, {300, 70}, {261, 261}, {44, 61}, {2, 300},  {258, 300}};
 
 TEST(OrthogonalizeBits, NeitherBatchNorPlaceMatters) {
   Lab lab;

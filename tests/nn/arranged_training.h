@@ -57,8 +57,8 @@ inline double distance(const std::vector<float>& got, const std::vector<float>& 
 }
 
 /// Steps of AdamW from random weights that the seed alone decides, clipped at a norm that matters. Gradients are some 3e-3.
-/// At AdamW's usual eps of 1e-8, an element whose gradient is rounding alone moves by the whole rate, to either side;
-/// at 1e-4 its move is at most 1e-4 of the rate.
+/// With AdamW's usual eps of 1e-8, an element whose gradient is only rounding moves by up to the whole rate. With 1e-4 it
+/// moves by about 1e-4 of the rate.
 inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const TrainingPlan& plan = {}) {
   Outcome all;
   std::vector<std::vector<float>> others;
@@ -145,15 +145,15 @@ inline void expect_same_bits(const Outcome& got, const Outcome& want, const char
   EXPECT_EQ(got.weights, want.weights) << what;
 }
 
-/// Over twelve seeds of llama, olmo2 and olmo3 on 4 ranks, losses differ by up to 4e-7, norms by 2e-6 and logits by 1e-5.
+/// Over eight to twelve seeds of ten families on 2 and 4 ranks, losses differ by up to 4e-7, norms by 3e-5, logits by 7e-5.
 inline void expect_near(const Outcome& got, const Outcome& want, const char* what) {
   EXPECT_LT(distance(got.losses, want.losses), 2e-6) << what;
   if (!want.next_losses.empty()) {
     EXPECT_LT(distance(got.next_losses, want.next_losses), 2e-6) << what;
   }
-  EXPECT_LT(distance(got.norms, want.norms), 2e-5) << what;
+  EXPECT_LT(distance(got.norms, want.norms), 1e-4) << what;
   EXPECT_EQ(got.zeros, want.zeros) << what;
-  EXPECT_LT(distance(got.logits, want.logits), 5e-5) << what;
+  EXPECT_LT(distance(got.logits, want.logits), 2e-4) << what;
 }
 
 }  // namespace sherd::test

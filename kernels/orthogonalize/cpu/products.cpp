@@ -53,16 +53,16 @@ Block<T> part(Block<T> matrix, int64_t row, int64_t column) {
   return {matrix.data + row * matrix.ld + column, matrix.ld};
 }
 
-/// Whether products of bf16 use packed panels. oneDNN's AVX512-BF16 kernels, which copy an operand in every call, are slower; its
-/// AMX kernels are faster. A step of packed elements has two.
+/// Whether products of bf16 use packed panels: oneDNN's AVX512-BF16 kernels copy an operand in every call and are slower. Processors
+/// with AMX keep oneDNN, with which panels have not been compared there. k is even: a step takes two elements.
 template <class T>
 bool packs(int64_t k) {
   return std::is_same_v<T, bf16> && k % kFold<bf16> == 0 &&
          std::string_view(features().bf16_products) == "AVX512-BF16";
 }
 
-/// Rows per panel. The work beyond half is height/n of it; low panels make products slower (measured on Zen 3 and 4), those
-/// of bf16 more, which copy the other operand into their own layout for each panel.
+/// Rows per panel. The work beyond half is height/n of it. Packed operands serve panels of any height. Others make low panels
+/// slower (measured on Zen 3 and 4), those of bf16 more, whose other operand is copied for each panel.
 template <class T>
 int64_t panel_height(int64_t n, int64_t k) {
   if (packs<T>(k)) return kPanel;
@@ -153,7 +153,7 @@ void packed_product(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k
   for_tasks(ctx, (n + size - 1) / size, [&](int64_t task) {
     const int64_t column = task * size, cols = std::min(size, n - column);
     pack_rows(Panels<T>{packed.at(0, column), packed.steps}, b.data + column, b.ld, k, cols);
-    float* const sums = epilogue.scratch.sums + column * kPanel;
+    float* const sums = epilogue.scratch.sums + column * std::min(m, kPanel);
     for (int64_t row = 0; row < m; row += kPanel) {
       const int64_t rows = std::min(kPanel, m - row);
       multiply(PanelProduct<T>{.m = rows,
@@ -182,7 +182,7 @@ void packed_product(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k
 
 template <class T>
 int64_t ProductScratch<T>::sum_elements(int64_t m, int64_t n) {
-  return std::max(m * sum_stride(m), kPanel * whole_panels(n));
+  return std::max(m * sum_stride(m), packs<T>(m) ? std::min(m, kPanel) * whole_panels(n) : 0);
 }
 
 template <class T>

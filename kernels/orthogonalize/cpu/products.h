@@ -26,7 +26,7 @@ int64_t padded_stride(int64_t cols) {
   return stride % kKibibyte == 0 ? stride + kVector : stride;
 }
 
-/// Memory in which products of bf16 matrices work: of x x^T and of symmetric [m, m] matrices, and of those with x [m, n].
+/// Scratch memory of products of bf16: x x^T, [m, m] by [m, m], and [m, m] by x, for x [m, n].
 template <class T>
 struct ProductScratch {
   float* sums = nullptr;  // sum_elements(m, n)
@@ -48,7 +48,7 @@ struct Epilogue {
 
 /// c[n,n] = a[n,k] op(b), known to be symmetric, as products of commuting symmetric matrices and a a^T are.
 /// Without trans_b, b itself is symmetric to the bit. Panels of rows are computed up to the diagonal and mirrored: half the
-/// work of gemm, result symmetric to the bit. c overlaps no operand. Sizes may be 0.
+/// work of gemm, result symmetric to the bit. c overlaps no operand. n may be 0, and k in f32.
 template <class T>
 void symmetric_product(const ExecutionContext& ctx, int64_t n, int64_t k, Block<T> a, Block<T> b,
                        bool trans_b, const Epilogue<T>& epilogue, Block<T> c);

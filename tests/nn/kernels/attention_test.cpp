@@ -64,7 +64,7 @@ std::vector<Case> cases() {
                                                                                {1, 33, 4, 2, 256}})
       all.push_back({b, s, h, d, t, 1, kv});
     if (!kEmulated) all.push_back({1, 300, 2, 64, t});
-    // Every number of rows that the tiles of a CPU leave over.
+    // All remainders of rows behind the tiles of a CPU.
     for (int64_t s = 2; s <= 34 && !kCuda && !kEmulated; ++s) all.push_back({1, s, 1, 16, t});
     if (!kEmulated && kCuda) all.insert(all.end(), {{3, 700, 5, 64, t}, {1, 530, 2, 128, t}});
   }
