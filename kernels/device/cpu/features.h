@@ -8,7 +8,7 @@ namespace sherd::cpu {
 struct Features {
   /// Kernels run with vectors of 512 bits (AVX-512 F, BW, CD, DQ, VL).
   bool wide_vectors = false;
-  /// The best instructions for products of bf16, of which oneDNN uses these: "AMX" or "AVX512-BF16"; null without such.
+  /// Instructions for products of bf16 that oneDNN and kernels use: "AMX" or "AVX512-BF16"; null without such.
   const char* bf16_products = nullptr;
 };
 

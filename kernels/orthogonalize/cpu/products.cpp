@@ -48,13 +48,26 @@ void multiply(bool trans_b, int64_t m, int64_t n, int64_t k, Block<T> a, Block<T
   }
 }
 
+/// c = a b for n columns of packed b from first_column on; c has whole panels of columns.
+template <class T>
+void multiply(int64_t m, int64_t n, Block<T> a, const Panels<T>& b, int64_t first_column, Block<float> c) {
+  multiply(PanelProduct<T>{.m = m,
+                           .n = whole_panels(n),
+                           .steps = b.steps,
+                           .a = {a.data, a.ld, kFold<T>},
+                           .b = b,
+                           .first_column = first_column,
+                           .c = c.data,
+                           .ldc = c.ld});
+}
+
 template <class T>
 Block<T> part(Block<T> matrix, int64_t row, int64_t column) {
   return {matrix.data + row * matrix.ld + column, matrix.ld};
 }
 
-/// Whether products of bf16 use packed panels: oneDNN's AVX512-BF16 kernels copy an operand in every call and are slower. Processors
-/// with AMX keep oneDNN, with which panels have not been compared there. k is even: a step takes two elements.
+/// Whether products of bf16 use packed panels: oneDNN's AVX512-BF16 kernels copy an operand in every call and are slower.
+/// Processors with AMX keep oneDNN's: panels have not been measured there. k is even: a step takes two elements.
 template <class T>
 bool packs(int64_t k) {
   return std::is_same_v<T, bf16> && k % kFold<bf16> == 0 &&
@@ -153,19 +166,12 @@ void packed_product(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k
   for_tasks(ctx, (n + size - 1) / size, [&](int64_t task) {
     const int64_t column = task * size, cols = std::min(size, n - column);
     pack_rows(Panels<T>{packed.at(0, column), packed.steps}, b.data + column, b.ld, k, cols);
-    float* const sums = epilogue.scratch.sums + column * std::min(m, kPanel);
+    const Block<float> sums{epilogue.scratch.sums + column * std::min(m, kPanel), whole_panels(cols)};
     for (int64_t row = 0; row < m; row += kPanel) {
       const int64_t rows = std::min(kPanel, m - row);
-      multiply(PanelProduct<T>{.m = rows,
-                               .n = whole_panels(cols),
-                               .steps = packed.steps,
-                               .a = {a.data + row * a.ld, a.ld, kFold<T>},
-                               .b = packed,
-                               .first_column = column,
-                               .c = sums,
-                               .ldc = whole_panels(cols)});
+      multiply(rows, cols, part(a, row, 0), packed, column, sums);
       for (int64_t i = 0; i < rows; ++i) {
-        const float* const sum = sums + i * whole_panels(cols);
+        const float* const sum = sums.data + i * sums.ld;
         T* const to = c.data + (row + i) * c.ld + column;
         if (epilogue.beta != 0) {
           const T* const add = epilogue.addend.data + (row + i) * epilogue.addend.ld + column;
@@ -214,13 +220,7 @@ void symmetric_product(const ExecutionContext& ctx, int64_t n, int64_t k, Block<
       const Block<T> rows = part(a, i0, 0);
       const Block<float> to = part(sums, i0, 0);
       if (packs<T>(k))
-        multiply(PanelProduct<T>{.m = i1 - i0,
-                                 .n = whole_panels(i1),
-                                 .steps = packed.steps,
-                                 .a = {rows.data, rows.ld, kFold<T>},
-                                 .b = packed,
-                                 .c = to.data,
-                                 .ldc = to.ld});
+        multiply(i1 - i0, i1, rows, packed, 0, to);
       else
         multiply(trans_b, i1 - i0, i1, k, rows, b, 0, to);
       finish_panel<decltype(type)>(sums, c, i0, i1, epilogue);
