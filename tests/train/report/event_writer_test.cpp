@@ -84,7 +84,7 @@ std::multimap<uint64_t, WireField> wire_fields_of(const std::string& message) {
   return fields;
 }
 
-struct Event {
+struct ReadEvent {
   double wall_time = 0;
   int64_t step = 0;
   std::string version;
@@ -92,8 +92,8 @@ struct Event {
   bool starts = false;
 };
 
-std::vector<Event> read_events(const std::string& path) {
-  std::vector<Event> events;
+std::vector<ReadEvent> read_events(const std::string& path) {
+  std::vector<ReadEvent> events;
   for (Bytes file(read_bytes(path)); !file.empty();) {
     const auto checked = [&](size_t n) {
       const std::string bytes = file.take(n);
@@ -102,7 +102,7 @@ std::vector<Event> read_events(const std::string& path) {
       return bytes;
     };
     const std::string data = checked(8);
-    Event event;
+    ReadEvent event;
     for (const auto& [number, field] : wire_fields_of(checked(Bytes(data).fixed(8)))) {
       if (number == 1) event.wall_time = std::bit_cast<double>(field.number);
       if (number == 2) event.step = static_cast<int64_t>(field.number);
@@ -154,7 +154,7 @@ TEST(EventWriter, EveryFigureOfAStepIsThere) {
 
   ASSERT_EQ(files_in(folder / "new/run"), std::vector{writer.path()});
   EXPECT_THAT(fs::path(writer.path()).filename().string(), testing::StartsWith("events.out.tfevents."));
-  const std::vector<Event> events = read_events(writer.path());
+  const std::vector<ReadEvent> events = read_events(writer.path());
   ASSERT_EQ(events.size(), 5u);
   EXPECT_EQ(events[0].version, "brain.Event:2");
   EXPECT_GT(events[0].wall_time, 1.6e9);
@@ -181,7 +181,7 @@ TEST(EventWriter, EachRunHasAFileOfItsOwn) {
   const EventWriter first(folder.path(), 0), second(folder.path(), 10);
   EXPECT_NE(first.path(), second.path());
   EXPECT_EQ(files_in(folder.path()).size(), 2u);
-  const std::vector<Event> events = read_events(second.path());
+  const std::vector<ReadEvent> events = read_events(second.path());
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[1].step, 11) << "of the first run's, readers keep steps 1 to 10";
 }
