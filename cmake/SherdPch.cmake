@@ -3,10 +3,9 @@
 # tests. Sources with options of their own (CPU kernels, the emulated CUDA kernels) go without.
 #
 # They hide a missing #include. test_headers compiles every header alone, and a build with -DSHERD_PCH=OFF every source.
-# ccache needs settings of its own for them (CONTRIBUTING.md). Optimised builds gain least, and GCC 12 sees most there that
-# is not so. Hence the default.
+# ccache needs settings of its own for them (CONTRIBUTING.md), and sherd inside another project follows that project's flags.
 set(default OFF)
-if(SHERD_SANITIZE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(default ON)
 endif()
 option(SHERD_PCH "Precompile the headers that most sources include" ${default})

@@ -1,13 +1,35 @@
 #!/usr/bin/env bash
 # Installs PyTorch's CPU half for the adapter (-DSHERD_TORCH=ON) into build/venv, from PyPI: about 1 GB.
-# Usage: scripts/install_torch.sh [VERSION]     (2.11 or newer; the newest unless told)
+# Usage: scripts/install_torch.sh [--python] [VERSION]     (2.11 or newer; the newest unless told)
+#
+#   --python  also PyTorch's Python half and the packages of the tests `interop.*` and `torch.interop`, which use the Python
+#             of build/venv where it exists: about 6 GB
 #
 # The wheel of PyPI is built for CUDA; of what it depends on, libtorch_cpu.so needs two libraries alone. Does nothing when
 # a torch is there that is new enough.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=build/venv
+python=
+if [ "${1:-}" = --python ]; then
+  python=1
+  shift
+fi
 version=${1:-}
+
+make_venv() {
+  mkdir -p build
+  [ -x $venv/bin/python ] || python3 -m venv $venv || {
+    echo "install_torch: python3 cannot make a virtual environment; install python3-venv" >&2
+    exit 1
+  }
+}
+pip=("$venv/bin/pip" install --quiet --disable-pip-version-check --retries 2)
+if [ -n "$python" ]; then
+  make_venv
+  "${pip[@]}" "torch${version:+==$version}" transformers tokenizers safetensors jinja2 numpy
+  exit 0
+fi
 
 if [ -x $venv/bin/python ] && $venv/bin/python - "$version" <<'END'
 import importlib.metadata as m, sys
@@ -21,12 +43,8 @@ END
 then
   exit 0
 fi
-mkdir -p build
-[ -x $venv/bin/python ] || python3 -m venv $venv || {
-  echo "install_torch: python3 cannot make a virtual environment; install python3-venv" >&2
-  exit 1
-}
-pip=("$venv/bin/pip" install --quiet --disable-pip-version-check --retries 2 --no-deps)
+make_venv
+pip+=(--no-deps)
 "${pip[@]}" "torch${version:+==$version}"
 # Of CUDA's parts those two, in the version that this torch wants: said part by part, or as one of the whole toolkit.
 mapfile -t parts < <($venv/bin/python - <<'END' | sort -u
@@ -40,4 +58,4 @@ for wanted in importlib.metadata.requires("torch") or []:
 END
 )
 [ ${#parts[@]} -eq 0 ] || "${pip[@]}" "${parts[@]}"
-echo "torch is in $venv: configure with -DSHERD_TORCH=ON"
+echo "torch is in $venv: scripts/test.sh builds with it; elsewhere configure with -DSHERD_TORCH=ON"

@@ -4,9 +4,10 @@
 #   fuzzing       1,000,000 inputs to each target, or FUZZ_RUNS
 #   asan, tsan    nothing left out of the suites that .ci/run takes: more ranks, long sums, a crash at every call; one
 #                 process for each test; the installed package, and what only root can run, under asan
-#   libtorch      its adapter under asan (1 GB of PyTorch from PyPI)
-#   release       without precompiled headers, so that every source includes what it uses; private headers alone; CUDA for 8.0, 9.0, 10.0 and 12.0; the
-#                 program's runs in all strategies, layouts and replica arrangements (SHERD_NIGHTLY)
+#   libtorch      its adapter under asan (6 GB of PyTorch and transformers from PyPI)
+#   release       without precompiled headers and unity sources, so that every source includes what it uses; private headers alone; CUDA for 8.0, 9.0,
+#                 10.0 and 12.0; the program's runs in all strategies, layouts and replica arrangements (SHERD_NIGHTLY)
+#   unity         everything compiled with unity sources and without precompiled headers, as with a compiler launcher
 #   kills         a saving run killed 1,000 times, or SHERD_KILLS
 #   preemptions   a run stopped by 50 signals and resumed, or SHERD_PREEMPTIONS
 #   faults        200 runs under MPI that a random fault strikes, or SHERD_FAULTS
@@ -38,11 +39,11 @@ stage() {
 
 stage "fuzzing" scripts/fuzz.sh "${FUZZ_RUNS:-1000000}"
 stage "asan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" scripts/test.sh asan -LE slow
-# Clang, as in .ci/run. A whole PyTorch (its Python half included) is not needed.
+# Clang, as in .ci/run. PyTorch's Python half is for the tests of the next stages.
 libtorch_under_asan() {
-  scripts/install_deps.sh clang libclang-rt-dev libomp-dev llvm python3-venv && scripts/install_torch.sh || return
+  scripts/install_deps.sh clang libclang-rt-dev libomp-dev llvm python3-venv && scripts/install_torch.sh --python || return
   rm -rf build/asan  # of the other compiler
-  CONFIGURE="-DCMAKE_CXX_COMPILER=clang++ -DSHERD_TEST_SHARDS=4 -DSHERD_MPI=OFF -DSHERD_TORCH=ON" \
+  CONFIGURE="-DCMAKE_CXX_COMPILER=clang++ -DSHERD_MPI=OFF -DSHERD_TORCH=ON" \
     TARGETS="test_torch libtorch_gpt train_gpt" scripts/test.sh asan -L '^torch$'
 }
 stage "libtorch under asan" libtorch_under_asan
@@ -50,6 +51,8 @@ stage "tsan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" TARGETS=runti
   scripts/test.sh tsan -L '^(kernels|comm|dtensor|fsdp|nn|optim|checkpoint)$'
 stage "release, everything" env SHERD_NIGHTLY=1 \
   CONFIGURE="-DSHERD_PCH=OFF -DSHERD_UNITY=OFF -DSHERD_TEST_HEADERS=ON -DCMAKE_CUDA_ARCHITECTURES=80;90;100;120" scripts/test.sh
+unity() { cmake --preset release -B build/unity -DSHERD_PCH=OFF -DSHERD_CUDA=OFF >/dev/null && cmake --build build/unity; }
+stage "unity" unity
 stage "kills" env SHERD_KILLS="${SHERD_KILLS:-1000}" build/release/bin/test_program --gtest_filter='KillRun.*'
 stage "preemptions" scripts/preempt.sh "${SHERD_PREEMPTIONS:-50}"
 

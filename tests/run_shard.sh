@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs every COUNT-th test of a binary in one process. Usage: run_shard.sh BINARY PREFIX INDEX COUNT, INDEX from 1.
 #
-# For sanitizers: there, starting a process for each test costs more than most tests (SHERD_TEST_SHARDS). Tests whose
-# names in ctest (PREFIX.Suite.Test, parameters by value) match the regular expression SHERD_SKIP_TESTS are left out.
+# Starting a process for each test costs more than most tests (SHERD_TEST_SHARDS). Tests whose names in ctest
+# (PREFIX.Suite.Test, parameters by value) match the regular expression SHERD_SKIP_TESTS are left out.
 set -euo pipefail
 binary=$1 prefix=$2 index=$3 count=$4
 

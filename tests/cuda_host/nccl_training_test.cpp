@@ -23,6 +23,7 @@ Outcome train_nccl(const Flags& extra, int late = 0) {
 const Flags kNccl = {"--comm", "nccl"}, kExact = {"--comm", "nccl", "--nccl-exact-order"};
 
 class NcclTraining : public ::testing::TestWithParam<const char*> {};
+class NcclTrainingInBits : public NcclTraining {};
 
 std::vector<Flags> ways() {
   return {
@@ -36,7 +37,7 @@ std::vector<Flags> ways() {
   };
 }
 
-TEST_P(NcclTraining, ExactOrderHasTheBitsOfLocal) {
+TEST_P(NcclTrainingInBits, ExactOrderHasTheBitsOfLocal) {
   int order = 0;
   for (const Flags& way : ways()) {
     const Flags flags = Flags{"--optimizer", GetParam()} + way;
@@ -54,13 +55,13 @@ TEST_P(NcclTraining, ItsOwnOrderAgreesToRounding) {
   }
 }
 
-TEST_P(NcclTraining, CallsAreComparedAndBuffersRegistered) {
+TEST_P(NcclTrainingInBits, CallsAreComparedAndBuffersRegistered) {
   const Flags flags = Flags{"--optimizer", GetParam()} + kNccl;
   EXPECT_TRUE(train_nccl(flags + Flags{"--nccl-check-calls", "--nccl-register-buffers"}) ==
               train_nccl(flags));
 }
 
-TEST_P(NcclTraining, BuffersLieInSymmetricWindows) {
+TEST_P(NcclTrainingInBits, BuffersLieInSymmetricWindows) {
   for (const Flags& way : ways()) {
     const Flags flags = Flags{"--optimizer", GetParam()} + way + kNccl;
     EXPECT_TRUE(train_nccl(flags + Flags{"--nccl-windows"}) == train_nccl(flags)) << show(flags);
@@ -78,6 +79,8 @@ TEST_P(NcclTraining, SavesAndGoesOnInTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, NcclTraining, ::testing::Values("adamw", "muon"),
+                         [](const auto& optimizer) { return std::string(optimizer.param); });
+INSTANTIATE_TEST_SUITE_P(Optimizers, NcclTrainingInBits, ::testing::ValuesIn(optimizers_in_bits()),
                          [](const auto& optimizer) { return std::string(optimizer.param); });
 
 TEST(NcclRun, EveryModeOfMuonTrainsAlike) {

@@ -23,6 +23,8 @@ class EmulatedTraining : public ::testing::TestWithParam<const char*> {
   ~EmulatedTraining() override { ::unsetenv("SHERD_HOST_CUDA_DEVICES"); }
 };
 
+class EmulatedTrainingInBits : public EmulatedTraining {};
+
 Flags small(const Flags& extra) {
   return Flags{"--steps", "10", "--dim",   "32", "--layers", "2", "--heads", "2",
                "--seq",   "16", "--batch", "8",  "--ranks",  "4", "--seed",  "7"} +
@@ -39,7 +41,7 @@ TEST_P(EmulatedTraining, AgreesWithTheCpu) {
   }
 }
 
-TEST_P(EmulatedTraining, EveryStrategyHasTheSameBits) {
+TEST_P(EmulatedTrainingInBits, EveryStrategyHasTheSameBits) {
   const Flags optimizer = Flags{"--optimizer", GetParam()} + kGpu;
   const Outcome want = train(optimizer + Flags{"--strategy", "no_shard"});
   ASSERT_EQ(want.losses.size(), 10u);
@@ -108,7 +110,7 @@ TEST_P(EmulatedTraining, CheckpointsCrossBothWaysBitByBit) {
 
 // The imitated streams run late, in an order of their own (late.h): a wait that is missing, or memory that is
 // used again too early, would show as other bits.
-TEST_P(EmulatedTraining, LateStreamsGiveTheSameBits) {
+TEST_P(EmulatedTrainingInBits, LateStreamsGiveTheSameBits) {
   const Flags common = Flags{"--optimizer", GetParam(), "--steps", "4"} + kGpu;
   const std::vector<Flags> ways = {
       {"--async-save", "--save-every", "2", "--save", scratch("late").string(), "--overwrite"},
@@ -127,6 +129,8 @@ TEST_P(EmulatedTraining, LateStreamsGiveTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, EmulatedTraining, ::testing::Values("adamw", "muon"),
+                         [](const auto& optimizer) { return std::string(optimizer.param); });
+INSTANTIATE_TEST_SUITE_P(Optimizers, EmulatedTrainingInBits, ::testing::ValuesIn(optimizers_in_bits()),
                          [](const auto& optimizer) { return std::string(optimizer.param); });
 
 TEST(EmulatedRun, ExpertsTrainAndWaitForTheirCounts) {

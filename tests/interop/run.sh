@@ -1,7 +1,9 @@
 #!/bin/sh
-# run.sh SCRIPT ARGUMENTS...: runs it with the Python that SHERD_PYTHON names (python3 otherwise); exit code 77, which
-# ctest takes for "skipped", where that Python lacks what the scripts need.
-python=${SHERD_PYTHON:-python3}
+# run.sh SCRIPT ARGUMENTS...: runs it with the Python that SHERD_PYTHON names, that of build/venv, or python3; exit code 77,
+# which ctest takes for "skipped", where that Python lacks what the scripts need.
+venv=$(cd "$(dirname "$0")/../.." && pwd)/build/venv/bin/python
+[ -x "$venv" ] || venv=python3
+python=${SHERD_PYTHON:-$venv}
 needs='from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.tensor import distribute_tensor'
@@ -14,7 +16,7 @@ from transformers import Qwen3MoeConfig' ;;
 esac
 if ! reason=$("$python" -c "$needs" 2>&1); then
   echo "skipped: $python cannot import what this needs of PyTorch, safetensors, transformers and tokenizers: $(echo "$reason" | tail -n 1)"
-  echo "set SHERD_PYTHON to a Python that can, e.g. of a virtual environment with torch, safetensors, transformers and tokenizers"
+  echo "run scripts/install_torch.sh --python, or set SHERD_PYTHON to a Python with torch, safetensors, transformers, tokenizers and jinja2"
   exit 77
 fi
 exec "$python" "$@"

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 namespace sherd::test {
 
 const Flags kStrategies = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
@@ -10,6 +12,15 @@ std::string show(const Flags& flags) {
   std::string s;
   for (auto& f : flags) s += f + " ";
   return s;
+}
+
+bool nightly() {
+  const char* set = std::getenv("SHERD_NIGHTLY");
+  return set != nullptr && *set != '\0';
+}
+
+std::vector<const char*> optimizers_in_bits() {
+  return nightly() ? std::vector{"adamw", "muon"} : std::vector{"muon"};
 }
 
 Outcome train_quietly(const Flags& flags) {

@@ -30,6 +30,13 @@ Outcome train_quietly(const Flags& flags);
 /// Losses of each step within `tolerance`, relative.
 void expect_close_losses(const Outcome& got, const Outcome& want, double tolerance, const std::string& what);
 
+/// Returns whether SHERD_NIGHTLY is set: suites then run what is too long for every change.
+bool nightly();
+
+/// Returns the optimizers of suites that compare bits over many arrangements: Muon, whose runs have AdamW for what is not
+/// Muon's; nightly, AdamW alone as well.
+std::vector<const char*> optimizers_in_bits();
+
 /// In this order: the first two are a family with gradient accumulation, the last two are another.
 extern const Flags kStrategies;
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <fstream>
 
 #include "programs/runs/outcome.h"
@@ -43,8 +42,7 @@ TEST_P(ParityRun, EveryStrategyLayoutAndReplicaArrangementHasTheSameBits) {
   const Outcome want = train_dense(GetParam() + Flags{"--strategy", "no_shard"});
   ASSERT_EQ(want.losses.size(), 20u);
   EXPECT_LT(want.losses.back(), want.losses.front());
-  const char* nightly = std::getenv("SHERD_NIGHTLY");
-  for (const Flags& arrangement : arrangements(nightly && *nightly)) {
+  for (const Flags& arrangement : arrangements(nightly())) {
     const Flags flags = GetParam() + arrangement;
     EXPECT_TRUE(train_dense(flags) == want) << show(flags);
   }
