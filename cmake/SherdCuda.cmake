@@ -14,7 +14,8 @@ if(NOT DEFINED SHERD_CUDA)
 endif()
 
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80 90)  # and 90a for one file; see SherdKernels.cmake
+  # PTX of 8.0 serves all other GPUs: the driver compiles it at their first use. And 90a for one file (SherdKernels.cmake).
+  set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90-real)
 endif()
 if(SHERD_CUDA)
   enable_language(CUDA)
