@@ -17,9 +17,10 @@ written has its name only when it is complete.
 
 --chat makes examples for `train_gpt --sft`: a line holds {"messages": [{"role": ..., "content": ...}, ...]}, with roles
 system, user, assistant and tool, and perhaps "tools" for the template. The template's text is encoded as a whole. Answers
-are learned: what follows the prompt for an answer, up to and with the token that ends it. The other tokens, and blanks
-behind that token, are context. Messages after the last answer are left out. A document's tokens are i32: t where it is
-learned, -1 - t where it is not. Bad examples end the program, or are left out and counted (--skip-bad).
+are learned: what follows the prompt for an answer, up to and with the token that ends it, or what the template has in
+{% generation %} blocks. The other tokens, and blanks behind that token, are context. Messages after the last answer are
+left out. A document's tokens are i32: t where it is learned, -1 - t where it is not. An example has several documents
+where the template rewrites earlier turns. Bad examples end the program, or are left out and counted (--skip-bad).
 """
 
 import argparse
@@ -30,10 +31,11 @@ import itertools
 import json
 import os
 import random
-import re
 import struct
 import sys
 import time
+
+from chat_examples import TEMPLATES, BadExample, BadTemplate, Chat
 
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>")
 PIECE = 1 << 20  # characters of a plain file that are encoded at once
@@ -43,120 +45,6 @@ MEGATRON_CODE = {2: 8, 4: 4}  # u16, i32
 
 def fail(message):
     sys.exit(f"tokenize.py: {message}")
-
-
-class BadExample(Exception):
-    """An example that cannot be trained on; of one kind for each first argument."""
-
-
-ROLES = ("system", "user", "assistant", "tool")
-TEMPLATES = {
-    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-              "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    "llama3": "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
-              "{{ m.content | trim }}<|eot_id|>{% endfor %}"
-              "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
-}
-
-
-class Chat:
-    """Messages as text and the spans of their answers, by a Jinja template as `transformers` renders it."""
-
-    def __init__(self, name, folder, tokenizer):
-        try:
-            import jinja2.sandbox
-        except ImportError:
-            fail("--chat needs the Python package `jinja2` (pip install jinja2)")
-        self.error = jinja2.TemplateError
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
-        environment.globals["raise_exception"] = self.refuse
-        environment.globals["strftime_now"] = time.strftime
-        text, self.names = self.source(name, folder)
-        for marker in re.findall(r"<\|\w+\|>", text) if name in TEMPLATES else ():
-            if tokenizer.token_to_id(marker) is None:
-                fail(f"--chat {name}: the tokenizer has no token {marker}; choose another template, or --chat model")
-        # Marks of answers for transformers, which tell nothing that messages do not.
-        text = re.sub(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})",
-                      lambda m: m[1] + ("endif" if m[2] else "if true") + m[3], text)
-        try:
-            self.template = environment.from_string(text)
-        except self.error as error:
-            fail(f"--chat {name}: the template cannot be read: {error}")
-
-    @staticmethod
-    def refuse(message):
-        raise BadExample("that the template refuses", message)
-
-    @staticmethod
-    def source(name, folder):
-        """The template, and the tokens that tokenizer_config.json gives names to."""
-        config = {}
-        with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "tokenizer_config.json")) as file:
-            config = json.load(file)
-        text_of = lambda token: token["content"] if isinstance(token, dict) else token
-        names = {k: text_of(config[k]) for k in ("bos_token", "eos_token", "pad_token", "unk_token") if config.get(k)}
-        if name in TEMPLATES:
-            return TEMPLATES[name], names
-        path = os.path.join(folder, "chat_template.jinja") if name == "model" else name
-        try:
-            with open(path, encoding="utf-8") as file:
-                return file.read(), names
-        except OSError as error:
-            if name != "model":
-                fail(f"--chat {name}: neither model, {' nor '.join(TEMPLATES)}, nor a template's file: {error.strerror}")
-        template = config.get("chat_template")
-        if isinstance(template, list):
-            template = {t["name"]: t["template"] for t in template}.get("default")
-        if not template:
-            fail(f"--chat model: neither tokenizer_config.json nor chat_template.jinja in '{folder}' has a template; "
-                 f"choose {', '.join(TEMPLATES)} or a template's file")
-        return template, names
-
-    def render(self, messages, tools, prompts=False):
-        try:
-            return self.template.render(messages=messages, tools=tools, add_generation_prompt=prompts, **self.names)
-        except self.error as error:
-            raise BadExample("that the template refuses", str(error)) from error
-
-    @staticmethod
-    def checked(messages):
-        if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-            raise BadExample("without a list of messages", "each is an object of role and content")
-        for m in messages:
-            if m.get("role") not in ROLES:
-                raise BadExample("with an unknown role", f"{m.get('role')!r}; known are {', '.join(ROLES)}")
-            if not isinstance(m.get("content"), str):
-                raise BadExample("with a content that is not a string", f"of {m['role']}")
-            if m["role"] == "assistant" and not m["content"].strip():
-                raise BadExample("with an empty answer", "leave the message out")
-        if not any(m["role"] == "assistant" for m in messages):
-            raise BadExample("without an answer", "no message of assistant")
-        return messages
-
-    def spans(self, messages, tools):
-        """(text, [(begin, end) of each answer]); the text ends with the last answer."""
-        messages = self.checked(messages)
-        answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-        text, spans = self.render(messages[:answers[-1] + 1], tools), []
-        for i in answers:
-            before, after = self.render(messages[:i], tools, prompts=True), self.render(messages[:i + 1], tools)
-            if not (after.startswith(before) and text.startswith(after.rstrip())):
-                raise BadExample("that the template does not build message by message",
-                                 f"message {i + 1} changes the text before it; its answer cannot be told apart")
-            spans.append((len(before), len(after.rstrip())))
-        return text[:spans[-1][1]], spans
-
-    def tokens(self, example, tokenizer):
-        """Tokens of one example, -1 - t where t is not learned."""
-        text, spans = self.spans(example["messages"], example.get("tools"))
-        encoding = tokenizer.encode(text, add_special_tokens=False)
-        learned = lambda begin, end: any(b < end and begin < e for b, e in spans)
-        tokens = [t if learned(*span) else -1 - t for t, span in zip(encoding.ids, encoding.offsets)]
-        if not any(t >= 0 for t in tokens[1:]):
-            raise BadExample("with an empty answer", "it has no token")
-        return tokens
 
 
 class Output:
@@ -294,35 +182,48 @@ def examples(path):
                 continue
             try:
                 example = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 fail(f"{path}, line {number}: {type(error).__name__}: {error}")
             yield number, example if isinstance(example, dict) else {}
 
 
 def write_chats(arguments, tokenizer, choose, progress, outputs):
-    """Writes the examples of all files; says what was left out."""
+    """Writes the examples of all files; reports what was left out, lost or split."""
     folder = arguments.tokenizer if os.path.isdir(arguments.tokenizer) else os.path.dirname(arguments.tokenizer)
-    chat = Chat(arguments.chat, folder, tokenizer)
-    left_out, done = {}, 0  # by kind: (count, the first of them)
+    try:
+        chat = Chat(arguments.chat, folder, tokenizer)
+    except BadTemplate as error:
+        fail(f"--chat {arguments.chat}: {error}")
+    said, done = {}, 0  # by verb and kind of example: [examples, documents, the first of them]
+
+    def say(verb, kind, documents, place):
+        entry = said.setdefault((verb, kind), [0, 0, place])
+        entry[0] += 1
+        entry[1] += documents
+
     for path in arguments.files:
         for number, example in examples(path):
             to, place = choose(), f"{path}, line {number}"
             try:
-                tokens = chat.tokens({"messages": None, **example}, tokenizer)
-                if arguments.max_tokens and len(tokens) > arguments.max_tokens:
-                    raise BadExample(f"of more than {arguments.max_tokens} tokens", f"it has {len(tokens)}")
+                documents, notes = chat.documents(example, tokenizer)
             except BadExample as bad:
                 kind, why = bad.args
-                if not (arguments.skip_bad or kind.startswith("of more than")):
+                if not arguments.skip_bad:
                     fail(f"{place}: an example {kind}: {why}; correct it, or leave such examples out with --skip-bad")
-                left_out.setdefault(kind, [0, place])[0] += 1
-                continue
-            to.write(tokens)
-            to.end_document(len(tokens))
-            done += 1
-            progress.show(done, sum(o.tokens for o in outputs))
-    for kind, (count, place) in left_out.items():
-        print(f"left out: {count} example{'' if count == 1 else 's'} {kind}; the first is {place}")
+                documents, notes = [], [("left out", kind, 1)]
+            for note in notes:
+                say(*note, place)
+            for tokens in documents:
+                if arguments.max_tokens and len(tokens) > arguments.max_tokens:
+                    say("left out", f"of more than {arguments.max_tokens} tokens", 1, place)
+                    continue
+                to.write(tokens)
+                to.end_document(len(tokens))
+                done += 1
+                progress.show(done, sum(o.tokens for o in outputs))
+    for (verb, kind), (count, documents, place) in said.items():
+        print(f"{verb}: {count} example{'' if count == 1 else 's'} {kind}"
+              + (f", into {documents} documents" if documents > count else "") + f"; the first is {place}")
     return done
 
 
