@@ -166,8 +166,9 @@ def documents(path, arguments, whole):
             try:
                 text = json.loads(line)[arguments.key]
                 if not isinstance(text, str):
-                    raise TypeError(f"'{arguments.key}' is no string")
-            except (ValueError, KeyError, TypeError) as error:
+                    raise TypeError(f"'{arguments.key}' is not a string")
+                text.encode()  # raises where it is not Unicode: "\ud800"
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 fail(f"{path}, line {number}: {type(error).__name__}: {error}; --key names the member that holds the "
                      "text")
             yield text, True

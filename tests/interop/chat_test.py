@@ -220,11 +220,13 @@ def check_bad_examples(folder, data):
     long = max(len(d) for d in documents(folder / "model"))
     said = run(*common, "chatml", "--max-tokens", long - 1, data)
     assert f"left out: 1 example of more than {long - 1} tokens; the first is {data}, line" in said, said
+    (folder / "deep.jsonl").write_text("[" * 10 ** 5)
     for arguments, words, code in (
             (["llama3", data], "has no token <|begin_of_text|>", 1),
             (["none.jinja", data], "neither model, chatml nor llama3, nor a template's file", 1),
             (["chatml", "--append-eos", data], "leave --append-eos", 2),
-            (["chatml", folder / "missing.jsonl"], "cannot read", 1)):
+            (["chatml", folder / "missing.jsonl"], "cannot read", 1),
+            (["chatml", folder / "deep.jsonl"], "deep.jsonl, line 1: RecursionError", 1)):
         assert words in run(*common, *arguments, code=code), arguments
     assert "has a template" in run("--tokenizer", TOKENIZER, "--chat", "model", "--out", folder / "x", data, code=1)
     assert "give --chat" in run("--tokenizer", TOKENIZER, "--skip-bad", "--out", folder / "x", data, code=2)

@@ -104,7 +104,11 @@ def main():
         assert tokens((folder / "prefixed").read_bytes(), "H") == \
             Tokenizer.from_file(str(prefixing)).encode(texts[0], add_special_tokens=False).ids
 
+        for number, line in enumerate(('{"text": "a\\ud800"}', "[" * 10 ** 5)):
+            (folder / f"{number}.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
         for arguments, words in (
+                ([*tokenizer, "--out", folder / "x", folder / "0.jsonl"], "0.jsonl, line 2: UnicodeEncodeError"),
+                ([*tokenizer, "--out", folder / "x", folder / "1.jsonl"], "1.jsonl, line 2: RecursionError"),
                 ([*tokenizer, "--out", folder / "x", folder / "missing"], "missing"),
                 (["--tokenizer", folder / "none", "--out", folder / "x", files[0]], "cannot read the tokenizer"),
                 ([*tokenizer, "--out", folder / "x", folder / "a.jsonl"], "--key"),
