@@ -84,7 +84,8 @@ Var attention(const Var& qkv, const AttentionOptions& o) {
   return function(
       {qkv},
       [&](Stream& s) {
-        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised, o.window, o.starts);
+        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised, o.window, o.starts,
+                               o.lengths);
         if (const Tensor sinks = sinks_of(s, o); sinks.defined()) ops::sinks_forward(s, out, lse, sinks);
         return out;
       },

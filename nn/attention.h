@@ -1,10 +1,28 @@
 // Self-attention.
 #pragma once
 
+#include <utility>
+
 #include <sherd/nn/function.h>
 #include <sherd/nn/kv_cache.h>
 
 namespace sherd::nn {
+
+/// Documents and padding in the rows of equal sequences.
+struct Documents {
+  /// NOLINTNEXTLINE: documents are mostly given by their first positions alone.
+  Documents(Tensor first_positions = {}, Tensor rows = {})
+      : starts(std::move(first_positions)), lengths(std::move(rows)) {}
+
+  /// i32 [batch, seq] or undefined, for each position the first position of its document in the sequence. Attention does
+  /// not cross documents.
+  Tensor starts{};
+  /// i32 [batch] or undefined, 0 to seq: rows of each sequence that documents take, learned or context. They come first,
+  /// and the rows behind them are padding. Padding is computed as other rows, and no other row attends to it. Largest
+  /// scores, loads of experts and balancing losses leave it out. It has no loss if its targets are kIgnoredTarget; then no
+  /// gradient comes from it. Undefined: no sequence has padding.
+  Tensor lengths{};
+};
 
 struct AttentionOptions {
   int64_t batch = 1;     ///< sequences of equal length, one after the other
@@ -12,8 +30,8 @@ struct AttentionOptions {
   int64_t kv_heads = 0;  ///< number of key and value heads, divides heads; 0: as many as heads
   int64_t head_dim = 0;  ///< must fit qkv; 0: derived from qkv
   /// f32 [heads] or undefined. In training (qkv is on a tape, and not inside NoGrad or evaluation mode of the
-  /// root), forward raises element h to the largest score of head h. A forward off the tape, as in
-  /// evaluation, leaves it unchanged: no backward follows, so a clip of the weights must not use its scores.
+  /// root), forward raises element h to the largest score of head h, padding left out. A forward off the tape,
+  /// as in evaluation, leaves it unchanged: no backward follows, so a clip of the weights must not use its scores.
   /// Several forwards (microbatches, or a recomputation for backward) continue raising. The caller sets it to
   /// -infinity when a step begins.
   Tensor max_logits{};
@@ -25,9 +43,10 @@ struct AttentionOptions {
   /// appended to the cache. Not in training: no gradient, and max_logits is not raised. Null: complete
   /// sequences.
   KvCache::Layer* cache = nullptr;
-  /// Documents in a row: i32 [batch, seq] or undefined, for each position the first position of its document in the
-  /// sequence. Attention does not cross documents. Not with a cache. Backward reads it again.
+  /// As Documents::starts. Not with a cache. Backward reads it again.
   Tensor starts{};
+  /// As Documents::lengths. max_logits alone depends on it.
+  Tensor lengths{};
 };
 
 /// Returns causal self-attention within each sequence: qkv [batch * seq, (heads + 2 * kv_heads) * head_dim]

@@ -40,7 +40,8 @@ Var latent_attention(const Var& q, const Var& kv, const Var& k_rope, const Tenso
                                       .head_dim = h.width(),
                                       .max_logits = o.max_logits,
                                       .cache = o.cache,
-                                      .starts = o.starts});
+                                      .starts = o.starts,
+                                      .lengths = o.lengths});
   if (h.value == h.width()) return seen;
   const std::vector<Var> parts =
       split_columns(view(seen, {rows * h.heads, h.width()}), {h.value, h.width() - h.value});

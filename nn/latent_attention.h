@@ -17,6 +17,7 @@ struct LatentAttentionOptions {
   KvCache::Layer* cache = nullptr;
   Tensor starts{};      ///< as AttentionOptions::starts
   Tensor max_logits{};  ///< as AttentionOptions::max_logits
+  Tensor lengths{};     ///< as AttentionOptions::lengths
 };
 
 /// Returns causal self-attention [batch * seq, heads * value] of q [batch * seq, heads * (nope + rope)], kv [batch * seq,

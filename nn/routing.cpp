@@ -94,7 +94,6 @@ Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing, std:
   const Tensor logits = x.value();
   const int64_t rows = logits.size(0), experts = logits.size(1);
   Routes r = unsorted_routes(logits, k);
-  const int ranks = balancing.ranks ? balancing.ranks->size() : 1;
   const bool trains = balances(x, balancing);
   const std::shared_ptr<LayerLoads> loads =
       balancing.loads ? balancing.loads : std::make_shared<LayerLoads>(1);
@@ -108,11 +107,10 @@ Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing, std:
     loads->counts_ = integers(logits, {loads->layers(), experts});
     ops::fill(logits.device().compute(), loads->counts_, 0);
   }
-  const int64_t rows_everywhere = balancing.rows > 0 ? balancing.rows : ranks * rows;
-  // The loads and the means are each over all layers.
-  const float layers = static_cast<float>(loads->layers());
-  const float balance = balancing.weight * balancing.scale * static_cast<float>(experts) /
-                        (static_cast<float>(std::max<int64_t>(1, rows_everywhere)) * layers * layers);
+  const ops::TopKBalance balance{.counts = trains ? loads->counts_ : Tensor(),
+                                 .layer = balancing.layer,
+                                 .factor = balancing.weight * balancing.scale * static_cast<float>(experts),
+                                 .rows = balancing.rows};
   r.gates = function(
       {x},
       [&](Stream& s) {
@@ -122,18 +120,22 @@ Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing, std:
         if (counts) {
           const auto at = static_cast<int64_t>(layer) * experts;
           const Tensor everywhere = loads->counts_.flat(at, at + experts);
-          ops::copy(s, everywhere, r.counts);
+          if (balancing.rows.lengths.defined())
+            ops::count_choices(s, everywhere, r.indices, balancing.rows);
+          else
+            ops::copy(s, everywhere, r.counts);
           // On the compute stream alone, as all work with this memory: the collective need not own it.
-          if (ranks > 1) balancing.ranks->all_reduce(s, everywhere.unowned_view());
+          if (balancing.ranks && balancing.ranks->size() > 1)
+            balancing.ranks->all_reduce(s, everywhere.unowned_view());
           loads->known_[layer] = true;
         }
         return gates;
       },
-      [logits, indices = r.indices, everywhere = trains ? loads->counts_ : Tensor(), balance, normalised](
-          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [logits, indices = r.indices, balance, normalised](Stream& s,
+                                                         const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dgates = call.output().tensor(logits.device(), indices.shape(), DType::f32);
         const Tensor dlogits = like(logits);
-        ops::route_top_k_backward(s, dlogits, dgates, logits, indices, everywhere, balance, normalised);
+        ops::route_top_k_backward(s, dlogits, dgates, logits, indices, balance, normalised);
         return {dlogits};
       });
   return r;
@@ -152,20 +154,18 @@ Routes route_in_groups(const Var& x, const GroupRouting& o) {
     throw InvalidArgument(
         fmt::format("route_in_groups: {} rows are not {} equal sequences", o.all_rows, o.sequences));
   Routes r = unsorted_routes(logits, o.k);
-  const ops::RowsOfSequences at{o.first_row, std::max<int64_t>(1, o.all_rows / o.sequences)};
+  const ops::RowsOfSequences at{o.first_row, std::max<int64_t>(1, o.all_rows / o.sequences), o.lengths};
   // Counts of choices are constants of backward.
   const bool balanced = o.weight != 0 && x.tape() != nullptr && x.tape()->training();
   const Tensor counts = balanced ? integers(logits, {o.sequences, experts}) : Tensor();
-  const float balance = o.weight * o.scale * static_cast<float>(experts) /
-                        static_cast<float>(o.k * std::max<int64_t>(1, at.seq));
+  const float balance = o.weight * o.scale * static_cast<float>(experts);
   r.gates = function(
       {x},
       [&](Stream& s) {
         Tensor gates = like_f32(logits, {rows, o.k});
         ops::route_in_groups(s, r.indices, gates, logits, o.bias, o.choice);
         sort_choices(s, r);
-        if (o.step_load.defined())
-          ops::count_choices(s, o.step_load.view({1, experts}), r.indices, {0, std::max<int64_t>(1, rows)});
+        if (o.step_load.defined()) ops::count_choices(s, o.step_load, r.indices, at);
         if (balanced) {
           ops::fill(s, counts, 0);
           ops::count_choices(s, counts, r.indices, at);

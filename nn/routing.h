@@ -75,6 +75,7 @@ struct LayerBalance {
   std::shared_ptr<LayerLoads> loads = nullptr;
   int layer = 0;
   int64_t sequences = 1;  // of equal length, in the forward's rows
+  Tensor lengths{};       // as Documents::lengths
   Tensor step_load{};     // GroupRouting::step_load, or undefined: not counted
 };
 
@@ -82,15 +83,15 @@ struct LayerBalance {
 /// together), for its gradient alone: that of an objective with the further summand
 ///     scale * n * weight * experts * sum over e of load[e] * mean[e],
 /// load[e] the mean number of a row's k choices that fell on expert e, a constant: over all layers, and over the rows of
-/// all `ranks`, each of which has as many rows unless `rows` says how many they have together; mean[e] the mean of
-/// softmax(logits)[e] over all layers and the n rows of this rank.
+/// all `ranks`; mean[e] the mean of softmax(logits)[e] over all layers and the n rows of this rank. Padding is not among
+/// these rows, as under an attention mask of `transformers`.
 struct LoadBalancing {
   float weight = 0;  // 0: none. The same on all ranks: every forward in training sums the choices over them.
   float scale = 1;   // d(objective)/d(loss of one row), of this rank
   std::shared_ptr<Communicator> ranks = nullptr;  // null: this one alone
-  int64_t rows = 0;  // of all of them together, where they differ; 0: as many on each
-  std::shared_ptr<LayerLoads> loads = nullptr;  // of the forward; null: this is the model's only mixture
-  int layer = 0;                                // of `loads`
+  std::shared_ptr<LayerLoads> loads = nullptr;    // of the forward; null: this is the model's only mixture
+  int layer = 0;                                  // of `loads`
+  ops::RowsOfSequences rows{};                    // of this rank; without lengths none is padding
 };
 
 /// Selects the k largest of each row's logits (f32 or bf16, [n, experts]), ties and NaN to the lower index.
@@ -106,18 +107,20 @@ struct GroupRouting {
   ops::GroupChoice choice{};
   /// f32 [experts], added to the scores that choose; no gradient. Undefined: zeros.
   Tensor bias{};
-  /// i32 [experts] or undefined: raised by the choices of this rank's rows. Set it in the first run of a forward in
-  /// training alone (LayerLoads::first_run()).
+  /// i32 [experts] or undefined: raised by the choices of this rank's rows that are not padding. Set it in the first run of
+  /// a forward in training alone (LayerLoads::first_run()).
   Tensor step_load{};
 
   /// Weight of the sequence-wise balancing loss; 0: none. The objective gets, for its gradient alone, the further summand
   ///     scale * weight * sum over sequences and their rows t, and experts e, of f[e] * s[t, e] / (sum over i of s[t, i]),
-  /// f[e] = experts / (k * seq) * the number of choices of e in the sequence (equations 17 to 20, per row).
+  /// f[e] = experts / (k * n) * the number of choices of e in the sequence, n its rows (equations 17 to 20, per row).
+  /// Padding is not among these rows.
   float weight = 0;
   float scale = 1;  // d(objective)/d(loss of one row)
   int64_t sequences = 1;
   /// Rows of all `ranks` together, which are those sequences, and the first of this rank's.
   int64_t all_rows = 0, first_row = 0;
+  Tensor lengths{};                               // as Documents::lengths
   std::shared_ptr<Communicator> ranks = nullptr;  // null: this one has all rows
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <sherd/fsdp/logit_maxima.h>
+#include <sherd/nn/attention.h>
 #include <sherd/nn/expert_parallel.h>
 #include <sherd/nn/kv_cache.h>
 #include <sherd/nn/loss.h>
@@ -21,8 +22,9 @@ struct ObjectiveScale {
   /// NOLINTNEXTLINE: where every row is learned, both are one number.
   ObjectiveScale(float both) : loss(both), balance(both) {}
   ObjectiveScale(float of_losses, float of_balance) : loss(of_losses), balance(of_balance) {}
-  float loss;     ///< of the sum of the rows' losses
-  float balance;  ///< of balancing losses, which are sums over all rows, learned or not; see LayerBalance
+  float loss;  ///< of the sum of the rows' losses
+  float
+      balance;  ///< of balancing losses, which are sums over all rows but padding, learned or not; see LayerBalance
 };
 
 /// Multi-token prediction (DeepSeek-AI, DeepSeek-V3, 2024, arXiv 2412.19437, section 2.2, one depth): the head learns the
@@ -47,12 +49,12 @@ class CausalModel : public Module<CausalModel> {
   /// tokens and targets i32 [batch, seq]: the losses f32 [batch * seq] in nats, and `scale` times their sum. Rows whose
   /// target is kIgnoredTarget have loss 0 and no gradient. At most CausalModelOptions::logits_chunk rows' logits exist at
   /// once.
-  /// @param starts documents in a row, as AttentionOptions::starts; undefined: each sequence is one. @throws NotSupported
-  ///   by models of learned positions, which do not restart.
+  /// @param documents in the sequences; by default each sequence is one, without padding. @throws NotSupported for
+  ///   Documents::starts by models of learned positions, which do not restart.
   /// @param next for models with ModelDescription::mtp_layers. Its losses are not among those returned. @throws
   ///   InvalidArgument where it is defined and the model has no such head.
   virtual CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
-                               const Tensor& starts = {}, const NextTokens& next = {}) = 0;
+                               const Documents& documents = {}, const NextTokens& next = {}) = 0;
   /// The logits [batch * seq, vocab] on every rank, in the dtype that the model computes in, for no backward.
   virtual Tensor forward(const Tensor& tokens) = 0;
 

@@ -42,10 +42,11 @@ Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParall
   out_ = tp.cut(param("out.weight", {d, hidden}, sherd::normal(small)), 1);
 }
 
-Var Block::forward(const Var& x, int64_t batch, const nn::LayerBalance& balance) {
+Var Block::forward(const Var& x, const nn::LayerBalance& balance) {
   const Var qkv = nn::linear(tp_.copied(nn::rms_norm(x, norm1_)), qkv_);
   const Tensor most = maxima_ ? maxima_->values(qkv.device()) : Tensor();
-  const Var seen = nn::attention(qkv, {.batch = batch, .heads = heads_, .max_logits = most});
+  const Var seen = nn::attention(
+      qkv, {.batch = balance.sequences, .heads = heads_, .max_logits = most, .lengths = balance.lengths});
   const Var mid = nn::add_row_parallel(tp_, x, seen, proj_);
   const Var in = nn::rms_norm(mid, norm2_);
   if (moe_) return mid + (*moe_)(in, balance);
@@ -78,21 +79,26 @@ std::vector<std::shared_ptr<sherd::LogitMaxima>> Gpt::logit_maxima() {
   return all;
 }
 
-Var Gpt::hidden(const Var& tokens, float loss_scale) {
+Var Gpt::hidden(const Var& tokens, float loss_scale, const Tensor& lengths) {
   Var x = nn::embedding(tokens, tok_, pos_);
   const auto loads = std::make_shared<nn::LayerLoads>(static_cast<int>(blocks_.size()));
   int layer = 0;
-  for (Block& b : blocks_) x = b(x, tokens.size(0), nn::LayerBalance(loss_scale, loads, layer++));
+  for (Block& b : blocks_) {
+    nn::LayerBalance balance(loss_scale, loads, layer++);
+    balance.sequences = tokens.size(0);
+    balance.lengths = lengths;
+    x = b(x, balance);
+  }
   return nn::rms_norm(x, norm_);
 }
 
 nn::CrossEntropy Gpt::forward(const Var& tokens, const Tensor& targets, nn::ObjectiveScale scale,
-                              const Tensor& starts, const nn::NextTokens& next) {
-  if (starts.defined())
+                              const nn::Documents& documents, const nn::NextTokens& next) {
+  if (documents.starts.defined())
     throw sherd::NotSupported("the byte model's learned positions do not restart in a row");
   if (next.tokens.defined())
     throw sherd::InvalidArgument("the byte model has no head for multi-token prediction");
-  const Var x = hidden(tokens, scale.balance);
+  const Var x = hidden(tokens, scale.balance, documents.lengths);
   if (tp_.size() == 1) return nn::linear_cross_entropy(x, head_, targets, scale.loss);
   return nn::vocab_parallel_cross_entropy(tp_, nn::linear(tp_.copied(x), head_), targets, scale.loss);
 }

@@ -34,8 +34,9 @@ sherd::TokenWork token_work(const GptShape& shape);
 class Block : public sherd::nn::Module<Block> {
  public:
   Block(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep);
-  /// `balance.scale` is what the balancing loss is multiplied by: d(objective)/d(loss of one row).
-  Var forward(const Var& x, int64_t batch, const sherd::nn::LayerBalance& balance);
+  /// `balance` has the sequences of x; its scale is what the balancing loss is multiplied by:
+  /// d(objective)/d(loss of one row).
+  Var forward(const Var& x, const sherd::nn::LayerBalance& balance);
   /// Null in a dense model.
   MoeMlp* moe() { return moe_.get(); }
   /// Null without GptShape::logit_maxima.
@@ -61,11 +62,13 @@ class Gpt : public sherd::nn::CausalModel {
   std::vector<std::shared_ptr<sherd::LogitMaxima>> logit_maxima() override;
 
   sherd::nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, sherd::nn::ObjectiveScale scale,
-                                  const Tensor& starts, const sherd::nn::NextTokens& next) override;
+                                  const sherd::nn::Documents& documents,
+                                  const sherd::nn::NextTokens& next) override;
   Tensor forward(const Tensor& tokens) override;
 
  private:
-  Var hidden(const Var& tokens, float loss_scale);
+  /// @param lengths as Documents::lengths
+  Var hidden(const Var& tokens, float loss_scale, const Tensor& lengths = {});
 
   TensorParallel tp_;
   Parameter tok_, pos_;

@@ -41,7 +41,8 @@ Var MoeMlp::forward(const Var& x, const nn::LayerBalance& balance) {
                                              .scale = balance.scale,
                                              .ranks = parallel_.all,
                                              .loads = balance.loads,
-                                             .layer = balance.layer});
+                                             .layer = balance.layer,
+                                             .rows = {0, in.size(0) / balance.sequences, balance.lengths}});
   Var rows = nn::dispatch(in, routes);
   const nn::ExpertExchange exchange(parallel_.comm, routes.counts);
   rows = exchange.to_experts(rows);

@@ -15,7 +15,8 @@ struct NextRows {
 /// has no target, because the token that it would predict is not among the data. A target that is context to an example
 /// is none here, either.
 /// @param starts empty, or the first place of each place's example
+/// @param lengths of each row, its places that are not padding
 NextRows next_rows(const std::vector<int32_t>& inputs, const std::vector<int32_t>& targets,
-                   const std::vector<int32_t>& starts, int64_t seq);
+                   const std::vector<int32_t>& starts, const std::vector<int32_t>& lengths, int64_t seq);
 
 }  // namespace train_gpt

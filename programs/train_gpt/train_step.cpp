@@ -79,11 +79,14 @@ CommCounts minus(CommCounts after, const CommCounts& before) {
   return after;
 }
 
-int64_t Trainer::learned_of_step() const {
-  int64_t learned = 0;
-  for (int64_t i = 0; i < config_.batch; ++i)
-    learned += windows_->learned(windows_->train_window(sequences_ + i, seed_));
-  return learned;
+Trainer::StepRows Trainer::rows_of_step() const {
+  StepRows rows;
+  for (int64_t i = 0; i < config_.batch; ++i) {
+    const int64_t window = windows_->train_window(sequences_ + i, seed_);
+    rows.learned += windows_->learned(window);
+    rows.places += windows_->places(window);
+  }
+  return rows;
 }
 
 PendingStep Trainer::issue_step() {
@@ -100,14 +103,16 @@ PendingStep Trainer::issue_step() {
   const Tensor loss_sum = Tensor::empty(device, {mtp ? 2 : 1}, DType::f64, "metrics");
   ops::fill(s, loss_sum, 0);
   model_.set_training(true);
-  // Gradients are averaged over the data-parallel ranks: the mean over what the step learns on all of them.
-  p.learned = learned_of_step();
-  const float of_rows = 1.0f / static_cast<float>(micro * config_.seq * config_.grad_accum);
-  const nn::ObjectiveScale scale(
-      p.learned == config_.batch * config_.seq
-          ? of_rows
-          : static_cast<float>(config_.data_ranks()) / static_cast<float>(p.learned),
-      of_rows);
+  // Gradients are averaged over the data-parallel ranks: means over what the step learns, and over its rows, on all of
+  // them.
+  const StepRows step_rows = rows_of_step();
+  p.learned = step_rows.learned;
+  const auto mean_over = [&](int64_t rows) {
+    return rows == config_.batch * config_.seq
+               ? 1.0f / static_cast<float>(micro * config_.seq * config_.grad_accum)
+               : static_cast<float>(config_.data_ranks()) / static_cast<float>(rows);
+  };
+  const nn::ObjectiveScale scale(mean_over(step_rows.learned), mean_over(step_rows.places));
   for (int64_t m = 0; m < config_.grad_accum; ++m) {
     std::vector<int64_t> windows;
     const int64_t first = data_->rank() * micro * config_.grad_accum + m * micro;
@@ -120,7 +125,7 @@ PendingStep Trainer::issue_step() {
     }
     runtime.set_last_microbatch(m + 1 == config_.grad_accum);
     const nn::CrossEntropy loss =
-        model_(tape_.input(batch.inputs), batch.targets, scale, batch.starts, batch.next);
+        model_(tape_.input(batch.inputs), batch.targets, scale, batch.documents, batch.next);
     ops::accumulate_sum(s, loss_sum.flat(0, 1), loss.losses);
     tape_.backward(loss.objective);
   }

@@ -254,19 +254,27 @@ std::string Trainer::describe() const {
 Trainer::Batch Trainer::load(const std::vector<int64_t>& windows) {
   const int64_t n = static_cast<int64_t>(windows.size()), t = config_.seq;
   std::vector<int32_t> inputs(static_cast<size_t>(n * t)), targets(inputs.size());
-  std::vector<int32_t> starts(config_.packing ? inputs.size() : 0);
-  for (int64_t i = 0; i < n; ++i)
-    windows_->fill(windows[static_cast<size_t>(i)], inputs.data() + i * t, targets.data() + i * t,
+  std::vector<int32_t> starts(config_.packing ? inputs.size() : 0), lengths;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t window = windows[static_cast<size_t>(i)];
+    windows_->fill(window, inputs.data() + i * t, targets.data() + i * t,
                    config_.packing ? starts.data() + i * t : nullptr);
-  const auto on_device = [&](const std::vector<int32_t>& values) {
-    const Tensor tensor = Tensor::empty(*rank_.device, {n, t}, DType::i32, "activations");
+    lengths.push_back(static_cast<int32_t>(windows_->places(window)));
+  }
+  const auto on_device = [&](const std::vector<int32_t>& values, const Shape& shape) {
+    const Tensor tensor = Tensor::empty(*rank_.device, shape, DType::i32, "activations");
     ops::copy_from_host(rank_.device->compute(), tensor, values.data(), tensor.nbytes());
     return tensor;
   };
-  Batch batch{on_device(inputs), on_device(targets), config_.packing ? on_device(starts) : Tensor(), {}};
+  const auto places = [&](const std::vector<int32_t>& values) { return on_device(values, {n, t}); };
+  Batch batch{
+      places(inputs),
+      places(targets),
+      {config_.packing ? places(starts) : Tensor(), config_.sft.empty() ? Tensor() : on_device(lengths, {n})},
+      {}};
   if (config_.mtp_weight > 0) {
-    const NextRows next = next_rows(inputs, targets, starts, t);
-    batch.next = {.tokens = on_device(next.tokens), .targets = on_device(next.targets)};
+    const NextRows next = next_rows(inputs, targets, starts, lengths, t);
+    batch.next = {.tokens = places(next.tokens), .targets = places(next.targets)};
   }
   return batch;
 }
@@ -316,7 +324,7 @@ double Trainer::mean_loss(const std::vector<int64_t>& windows) {
     for (int64_t i = 0; i < micro; ++i)
       rows.push_back(windows[static_cast<size_t>(std::min(begin + at + i, held - 1))]);
     const Batch batch = load(rows);
-    const Tensor losses = model_(nn::Var(batch.inputs), batch.targets, 1.0f, batch.starts).losses;
+    const Tensor losses = model_(nn::Var(batch.inputs), batch.targets, 1.0f, batch.documents).losses;
     const int64_t counted = std::clamp<int64_t>(end - (begin + at), 0, std::min(micro, share - at));
     if (counted > 0) ops::accumulate_sum(s, sum, losses.flat(0, counted * config_.seq));
     s.synchronize();  // bounds the queued host copies

@@ -149,13 +149,16 @@ class Trainer {
  private:
   struct Batch {
     sherd::Tensor inputs, targets;
-    sherd::Tensor starts;        // of the examples in a row, with --packing
-    sherd::nn::NextTokens next;  // tokens and targets alone, with --mtp-weight
+    sherd::nn::Documents documents;  // of --sft
+    sherd::nn::NextTokens next;      // tokens and targets alone, with --mtp-weight
   };
   Batch load(const std::vector<int64_t>& windows);
-  /// Targets that the next step learns, on all ranks and in all microbatches: the same figure on every rank, without a
-  /// collective.
-  int64_t learned_of_step() const;
+  /// Of the next step, on all ranks and in all microbatches: the same figures on every rank, without a collective.
+  struct StepRows {
+    int64_t learned = 0;  // targets that are learned
+    int64_t places = 0;   // places that are not padding
+  };
+  StepRows rows_of_step() const;
   /// Mean loss over the tokens of these windows; NaN without any. Collective.
   double mean_loss(const std::vector<int64_t>& windows);
   /// Over the ranks that have different data.

@@ -48,10 +48,10 @@ struct Case {
 struct Forward {
   Floats out, lse;
 };
-Forward forward(Lab& lab, const Case& c, const Tensor& most = {}) {
+Forward forward(Lab& lab, const Case& c, const Tensor& most = {}, const Tensor& lengths = {}) {
   const Tensor out = lab.empty(c.narrow(), c.dtype), lse = lab.empty(c.sums());
   ops::attention_forward(lab.s, out, lse, lab.random(c.wide(), 1, c.dtype), c.batch, c.heads, c.kv_heads,
-                         most);
+                         most, 0, {}, lengths);
   return {lab.floats(out), lab.floats(lse)};
 }
 Floats backward(Lab& lab, const Case& c, const Forward& from) {
@@ -138,6 +138,14 @@ TEST_F(CudnnAttention, RaisesTheLargestLogits) {
     expect_close(got.out, want.out, forward_tolerance(), c.name());
     expect_close(got.lse, want.lse, forward_tolerance(), c.name());
     expect_close(lab.floats(most), reference.floats(want_most), forward_tolerance(), c.name());
+    // Padding, which is the last sequence and a part of the first one.
+    std::vector<int32_t> lengths(static_cast<size_t>(c.batch), static_cast<int32_t>(c.seq));
+    lengths.front() = static_cast<int32_t>(c.seq / 3);
+    if (c.batch > 1) lengths.back() = 0;
+    const Tensor want_less = reference.full({c.heads}, -kInf), less = lab.full({c.heads}, -kInf);
+    forward(reference, c, want_less, reference.ints({c.batch}, lengths));
+    EXPECT_EQ(bits(forward(lab, c, less, lab.ints({c.batch}, lengths)).lse), bits(got.lse)) << c.name();
+    expect_close(lab.floats(less), reference.floats(want_less), forward_tolerance(), c.name());
     const Tensor larger = lab.full({c.heads}, 1e6);
     forward(lab, c, larger);
     EXPECT_EQ(lab.floats(larger), Floats(static_cast<size_t>(c.heads), 1e6f)) << c.name();

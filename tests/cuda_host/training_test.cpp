@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "example_files.h"
 #include "programs/runs/outcome.h"
 
 namespace sherd::test {
@@ -146,26 +147,16 @@ void append(std::string& bytes, T value) {
 
 // Examples of 4 to 13 tokens below every folder's vocabulary, the first two of each a prompt (docs/fine-tuning.md).
 std::string example_files() {
-  constexpr int64_t kExamples = 60;
-  const auto path = scratch("examples");
-  std::string tokens, index("MMIDIDX\0\0", 9), lengths, begins, documents;
-  append(index, int64_t{1});
-  append(index, uint8_t{4});
-  append(index, kExamples);
-  append(index, kExamples + 1);
-  for (int64_t e = 0; e < kExamples; ++e) {
-    const auto length = static_cast<int32_t>(4 + e * 7 % 10);
-    append(lengths, length);
-    append(begins, static_cast<int64_t>(tokens.size()));
-    append(documents, e);
-    for (int32_t t = 0; t < length; ++t) {
-      const auto token = static_cast<int32_t>((e * e + 7 * t) % 190);
-      append(tokens, t < 2 ? -1 - token : token);
+  std::vector<std::vector<int32_t>> examples;
+  for (int32_t e = 0; e < 60; ++e) {
+    examples.emplace_back();
+    for (int32_t t = 0; t < 4 + e * 7 % 10; ++t) {
+      const int32_t token = (e * e + 7 * t) % 190;
+      examples.back().push_back(t < 2 ? -1 - token : token);
     }
   }
-  append(documents, kExamples);
-  write_file(path.string() + ".bin", tokens);
-  write_file(path.string() + ".idx", index + lengths + begins + documents);
+  const auto path = scratch("examples");
+  write_examples(path, examples);
   return path.string();
 }
 

@@ -68,7 +68,7 @@ def rows_of(examples, packed):
 
 
 def batch_of(rows):
-    """Tokens, targets, positions and the mask of attention; -100 where nothing is learned."""
+    """Tokens, targets, positions, the mask of attention and the places that are not padding; -100 where nothing is learned."""
     shape = (len(rows), SEQ)
     tokens, targets, positions, document = (torch.full(shape, v) for v in (0, -100, 0, -1))
     for r, row in enumerate(rows):
@@ -82,10 +82,11 @@ def batch_of(rows):
     same = document[:, :, None] == document[:, None, :]
     sees = same & torch.ones(SEQ, SEQ, dtype=torch.bool).tril()
     mask = torch.zeros(len(rows), 1, SEQ, SEQ).masked_fill(~sees[:, None], torch.finfo(torch.float32).min)
-    return tokens, targets, positions, mask
+    return tokens, targets, positions, mask, document >= 0
 
 
-def train_theirs(model, rows):
+def train_theirs(model, rows, balance=0):
+    """`balance`: weight of the load-balancing loss, of rows of one example."""
     decays = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
     others = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
     optimizer = torch.optim.AdamW([{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
@@ -93,11 +94,12 @@ def train_theirs(model, rows):
     model.train()
     losses = []
     for step in range(STEPS):
-        tokens, targets, positions, mask = batch_of([rows[(step * BATCH + i) % len(rows)] for i in range(BATCH)])
-        logits = model(input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        tokens, targets, positions, mask, places = batch_of([rows[(step * BATCH + i) % len(rows)] for i in range(BATCH)])
+        given = {"attention_mask": places.long(), "output_router_logits": True} if balance else {"attention_mask": mask}
+        out = model(input_ids=tokens, position_ids=positions, use_cache=False, **given)
+        loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
         optimizer.zero_grad()
-        loss.backward()
+        (loss + balance * out.aux_loss if balance else loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
@@ -201,6 +203,18 @@ def train_frozen(program, models, work):
         compare(f"llama, --freeze, {name}", losses_of(work / "metrics.jsonl"), theirs)
 
 
+def train_balanced(program, models, work):
+    for family in ("mixtral", "qwen3_moe"):
+        examples = make_examples(199)
+        write_examples(work / "chats", examples)
+        model = AutoModelForCausalLM.from_pretrained(models / family, dtype=torch.float32, attn_implementation="eager")
+        theirs = train_theirs(model, rows_of(examples, False), balance=0.5)
+        for ranks in ([], ["--ranks", 4, "--expert-parallel", 2], ["--ranks", 4, "--tp", 2, "--recompute", "blocks"]):
+            run(program, *flags_of(models / family, work / "chats", False), "--moe-aux", 0.5, *ranks,
+                "--metrics", work / "metrics.jsonl")
+            compare(f"{family}, --moe-aux {ranks}", losses_of(work / "metrics.jsonl"), theirs)
+
+
 def evaluate_sets(program, models, work):
     sets = {"short": make_examples(199)[:20], "long": make_examples(199)[40:70]}
     for name, examples in sets.items():
@@ -208,7 +222,7 @@ def evaluate_sets(program, models, work):
     model = AutoModelForCausalLM.from_pretrained(models / "qwen3", dtype=torch.float32, attn_implementation="eager").eval()
     theirs = []
     for examples in sets.values():
-        tokens, targets, positions, mask = batch_of([[e] for e in examples])
+        tokens, targets, positions, mask, _ = batch_of([[e] for e in examples])
         with torch.no_grad():
             logits = model(input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False).logits
         theirs.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100).item())
@@ -227,6 +241,7 @@ def main():
     program, models, work = sys.argv[1], Path(sys.argv[2]), Path(tempfile.mkdtemp())
     train_models(program, models, work)
     train_frozen(program, models, work)
+    train_balanced(program, models, work)
     evaluate_sets(program, models, work)
     try:
         import peft

@@ -198,11 +198,20 @@ TEST(Routing, TheBalancingLossOfSeveralLayersIsThatOfTransformers) {
     for (const int ranks : {1, 3})
       for (const bool recomputed : {false, true})
         launch(ranks, [&](RankContext& rank) {
-          SCOPED_TRACE(fmt::format("{} layers, k {}, {} ranks, recomputed {}", c["layers"].get<int>(),
-                                   c["k"].get<int>(), ranks, recomputed));
+          const auto lengths = c["lengths"].get<std::vector<int32_t>>();
+          SCOPED_TRACE(fmt::format("{} layers, k {}, {} of {} rows in {} sequences, {} ranks, recomputed {}",
+                                   c["layers"].get<int>(), c["k"].get<int>(),
+                                   std::accumulate(lengths.begin(), lengths.end(), 0), rows, lengths.size(),
+                                   ranks, recomputed));
+          const auto counted = static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), 0));
           Stream& s = rank.device->compute();
           const int layers = c["layers"];
           const int64_t mine = rows / ranks * experts, first = rank.world->rank() * mine;
+          ops::RowsOfSequences places{first / experts, rows / std::ssize(lengths), {}};
+          if (counted < static_cast<double>(rows)) {
+            places.lengths = Tensor::empty(*rank.device, {std::ssize(lengths)}, DType::i32, "test");
+            ops::copy_from_host(s, places.lengths, lengths.data(), places.lengths.nbytes());
+          }
           const auto loads = std::make_shared<nn::LayerLoads>(layers);
           const auto everywhere = rank.world->clone();
           Tape tape;
@@ -216,10 +225,11 @@ TEST(Routing, TheBalancingLossOfSeveralLayersIsThatOfTransformers) {
             const auto gates = [=, k = c["k"].get<int64_t>()](const Var& x) {
               return nn::route_top_k(x, k,
                                      {.weight = 1,
-                                      .scale = 1.0f / static_cast<float>(rows),
+                                      .scale = static_cast<float>(1 / counted),
                                       .ranks = everywhere,
                                       .loads = loads,
-                                      .layer = l},
+                                      .layer = l,
+                                      .rows = places},
                                      true)
                   .gates;
             };
@@ -227,16 +237,19 @@ TEST(Routing, TheBalancingLossOfSeveralLayersIsThatOfTransformers) {
             // The loss, of the rows of all ranks.
             const nn::Routes routes = nn::route_top_k(Var(in), c["k"].get<int64_t>());
             std::vector<int32_t> counts(load.size());
+            ops::fill(s, routes.counts, 0);
+            ops::count_choices(s, routes.counts, routes.indices, places);
             rank.world->all_reduce(s, routes.counts);
             ops::copy_to_host(s, counts.data(), routes.counts);
-            for (size_t e = 0; e < load.size(); ++e)
-              load[e] += counts[e] / static_cast<double>(rows * layers);
+            for (size_t e = 0; e < load.size(); ++e) load[e] += counts[e] / (counted * layers);
             for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+              const auto of_sequence = static_cast<size_t>(places.seq);
+              if (r % of_sequence >= static_cast<size_t>(lengths[r / of_sequence])) continue;
               const float* const row = &all[r * load.size()];
               double total = 0;
               for (size_t e = 0; e < load.size(); ++e) total += std::exp(static_cast<double>(row[e]));
               for (size_t e = 0; e < load.size(); ++e)
-                mean[e] += std::exp(static_cast<double>(row[e])) / total / static_cast<double>(rows * layers);
+                mean[e] += std::exp(static_cast<double>(row[e])) / total / (counted * layers);
             }
           }
           Var sum = sums[0];

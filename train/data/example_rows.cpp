@@ -117,14 +117,19 @@ void ExampleRows::add_rows(size_t begin, size_t end) {
 
 double ExampleRows::filled() const {
   int64_t taken = 0;
-  for (int64_t row = 0; row < train_; ++row)
-    for (const uint32_t i : rows_[static_cast<size_t>(row)]) taken += examples_[i].length - 1;
+  for (int64_t row = 0; row < train_; ++row) taken += places(row);
   return static_cast<double>(taken) / static_cast<double>(std::max<int64_t>(1, train_ * options_.seq));
 }
 
 int64_t ExampleRows::learned(int64_t row) const {
   int64_t count = 0;
   for (const uint32_t i : rows_[static_cast<size_t>(row)]) count += examples_[i].learned;
+  return count;
+}
+
+int64_t ExampleRows::places(int64_t row) const {
+  int64_t count = 0;
+  for (const uint32_t i : rows_[static_cast<size_t>(row)]) count += examples_[i].length - 1;
   return count;
 }
 

@@ -19,7 +19,7 @@ struct ExampleRowsOptions {
 /// Examples are the documents of Megatron's files of i32. Token t is stored as t where it is learned, and as -1 - t where
 /// it only is context (scripts/tokenize.py --chat writes such files). An example of n tokens takes n - 1 places of a row:
 /// its inputs are all tokens but the last, its targets all but the first. The places behind the last example of a row
-/// have input 0 and no target.
+/// are padding (nn::Documents::lengths): they have input 0 and no target.
 ///
 /// Packed rows are made once, from the examples' lengths alone: the longest example first, each into the row with the least
 /// room that it fits (best fit decreasing; Johnson, Near-optimal bin packing algorithms, 1973). Examples of a row, and
@@ -43,6 +43,8 @@ class ExampleRows {
   double filled() const;
   /// Returns how many targets of the row are learned, at least 1.
   int64_t learned(int64_t row) const;
+  /// Returns how many places its examples take, the first ones of the row.
+  int64_t places(int64_t row) const;
 
   /// Writes seq inputs, targets (kNoTarget where none is learned) and the first place of each place's example; the
   /// places behind the last example count as one.

@@ -260,6 +260,11 @@ int64_t TokenWindows::learned(int64_t window) const {
   return part->rows ? part->rows->learned(own) : options_.seq;
 }
 
+int64_t TokenWindows::places(int64_t window) const {
+  const auto [part, own] = place_of(window);
+  return part->rows ? part->rows->places(own) : options_.seq;
+}
+
 void TokenWindows::fill(int64_t window, int32_t* inputs, int32_t* targets, int32_t* starts) const {
   const auto [part, own] = place_of(window);
   if (part->rows) return part->rows->fill(own, inputs, targets, starts);

@@ -106,6 +106,8 @@ class TokenWindows {
 
   /// Returns how many targets of the window are learned: seq, but for examples.
   int64_t learned(int64_t window) const;
+  /// Returns how many of the window's first places are not padding: seq, but for examples.
+  int64_t places(int64_t window) const;
   /// Writes the window's seq tokens, and to `targets` the token after each; of examples as ExampleRows::fill().
   /// @param starts null, or where the first position of each position's example is written
   /// @throws InvalidArgument for a window that is neither trained on nor held out; IoError as

@@ -78,13 +78,15 @@ void queue_attention(Stream& s, const char* what, void (*kernel)(ExecutionContex
 
 void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
                        int64_t heads, int64_t kv_heads, const Tensor& max_logits, int64_t window,
-                       const Tensor& starts) {
+                       const Tensor& starts, const Tensor& lengths) {
   Check check("attention_forward");
   AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads, window, starts);
   if (max_logits.defined())
     check.dtype("max_logits", max_logits, DType::f32).shape("max_logits", max_logits, {heads});
+  if (lengths.defined()) check.dtype("lengths", lengths, DType::i32).shape("lengths", lengths, {batch});
   check.done();
   a.max_logits = pointer<float>(max_logits);
+  a.lengths = pointer<int32_t>(lengths);
   queue_attention(s, "attention_forward", kernels<AttentionKernels>(s).attention_forward, a);
 }
 

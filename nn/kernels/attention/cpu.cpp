@@ -221,7 +221,7 @@ std::pair<float, float> exponentials_of_row(const HeadLayout& l, const Block& b,
     return probabilities(parts.p + i * b.columns, scores, seen, b.columns, l.scale);
 }
 
-/// Returns the largest score of the head.
+/// Returns the largest score of the head's rows that are not padding.
 template <class T, class E>
 float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
   Parts memory(scratch);
@@ -232,6 +232,7 @@ float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, f
   pack_rows(parts.v, v.data, v.stride, l.seq, l.dim);
   T* out = a.out.as<T>() + l.out(bh);
   float largest = -std::numeric_limits<float>::infinity();
+  const int64_t counted = a.rows_of(bh / l.heads);
   for (int64_t first = 0; first < l.seq; first += kBlockRows) {
     const Block b(l, bh, first, kBlockRows);
     dots(l, b, near_rows<E>(l, rows_of<T>(l, a, bh, 0), first, b.rows, parts.rows), parts.k, parts.scores,
@@ -240,7 +241,7 @@ float forward_of_head(const HeadLayout& l, const AttentionArgs& a, int64_t bh, f
     for (int64_t i = 0; i < b.rows; ++i) {
       const auto [max, sum] = exponentials_of_row(l, b, parts, bh, i);
       sums[i] = sum;
-      largest = std::max(largest, max * l.scale);
+      if (first + i < counted) largest = std::max(largest, max * l.scale);
       a.lse[bh * l.seq + first + i] = max * l.scale + std::log(sum);
     }
     weighted(l, b, parts.p, b.columns, parts.v, parts.out);

@@ -206,12 +206,13 @@ __global__ void __launch_bounds__(kThreads)
     add_mixture<R, N, D>(o, weights, kv, edge, sees);
   }
   float most = -INFINITY;  // of the rows of this thread
+  const int counted = p.counted(place.bh);
 #pragma unroll
   for (int i = 0; i < R / 16; ++i) {
     const float total = warp_reduce(sum[i], Add{}, kRowThreads);
     const int row = first + thread_y() + 16 * i;
     o.scale(i, 1 / total);
-    if (row < end) most = fmaxf(most, max[i]);
+    if (row < counted) most = fmaxf(most, max[i]);
     if (thread_x() == 0 && row < end) lse[int64_t{place.bh} * p.seq + row] = max[i] * p.scale + logf(total);
   }
   if (max_logits != nullptr) {

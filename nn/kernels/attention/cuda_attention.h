@@ -69,8 +69,9 @@ struct Packing {
   int out_stride, in_stride;   // of a row
   bool vectors;                // of all tensors of the call
   float scale;                 // of scores
-  int window;                  // as starts: AttentionArgs
+  int window;                  // as starts and lengths: AttentionArgs
   const int32_t* starts;
+  const int32_t* lengths;
 
   template <class T>
   Packing(const AttentionArgs& a, T)
@@ -84,7 +85,8 @@ struct Packing {
         vectors(width % static_cast<int>(16 / sizeof(T)) == 0),
         scale(1 / std::sqrt(static_cast<float>(a.head_dim))),
         window(static_cast<int>(a.window)),
-        starts(a.starts) {
+        starts(a.starts),
+        lengths(a.lengths) {
     for (const void* data : {a.qkv.data, a.out.data, a.dout.data, a.dqkv.data})
       vectors = vectors && reinterpret_cast<uintptr_t>(data) % 16 == 0;
   }
@@ -92,6 +94,10 @@ struct Packing {
   /// Of the sequence of query head `bh`, counted over batch and heads, as below.
   __device__ __forceinline__ FirstKeys first_keys(int bh) const {
     return {starts == nullptr ? nullptr : starts + int64_t{bh / heads} * seq, window, seq - 1};
+  }
+  /// Rows of that sequence that are not padding.
+  __device__ __forceinline__ int counted(int bh) const {
+    return lengths == nullptr ? seq : min(seq, lengths[bh / heads]);
   }
   /// q, k, v (part 0, 1, 2) of query head `bh`.
   template <class T>

@@ -12,10 +12,11 @@ constexpr int kMaximaThreads = 256;
 __global__ void __launch_bounds__(kMaximaThreads)
     finish_rows(Packing p, const float* max, const float* sum, float* lse, float* max_logits) {
   const int64_t first = int64_t{blockIdx.x} * p.seq;
+  const int64_t counted = first + p.counted(static_cast<int>(blockIdx.x));
   float most = -INFINITY;
   for (int64_t i = first + threadIdx.x; i < first + p.seq; i += kMaximaThreads) {
     lse[i] = max[i] + logf(sum[i]);
-    most = fmaxf(most, max[i]);
+    if (i < counted) most = fmaxf(most, max[i]);
   }
   most = group_reduce<kMaximaThreads>(most, Max{});
   if (threadIdx.x == 0) raise_max_logit(max_logits, p, static_cast<int>(blockIdx.x), most);

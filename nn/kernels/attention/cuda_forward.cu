@@ -167,11 +167,12 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   }
   if (max_logits == nullptr) return;
   float most = -INFINITY;
+  const int counted = p.counted(place.bh);
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      if (own + m * 16 + half * 8 + lane / 4 < end) most = fmaxf(most, softmax.max[m][half]);
+      if (own + m * 16 + half * 8 + lane / 4 < counted) most = fmaxf(most, softmax.max[m][half]);
   most = warp_reduce(most, Max{});
   if (lane == 0) raise_max_logit(max_logits, p, place.bh, most * p.scale);
 }

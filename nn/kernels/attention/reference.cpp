@@ -45,7 +45,7 @@ void forward(const Head& head) {
     const int64_t begin = head.first(i);
     const auto first = p.begin() + begin, row = p.begin() + i + 1;  // the part that the row sees
     for (int64_t j = begin; j <= i; ++j) p[static_cast<size_t>(j)] = head.score(i, j);
-    if (a.max_logits != nullptr)
+    if (a.max_logits != nullptr && i < a.rows_of(head.b))
       for (auto it = first; it != row; ++it)
         a.max_logits[head.h] = std::fmax(a.max_logits[head.h], static_cast<float>(*it));
     const double max = *std::max_element(first, row);

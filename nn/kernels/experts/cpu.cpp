@@ -1,5 +1,6 @@
 #include <sherd/nn/kernels/experts/experts.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -130,11 +131,16 @@ void route_top_k(ExecutionContext& ctx, const RouteArgs& a) {
 
 void route_top_k_backward(ExecutionContext& ctx, const RouteArgs& a) {
   std::vector<float> sums(static_cast<size_t>(a.counts != nullptr ? a.experts : 0));  // over layers
+  int64_t of_layer = 0;
   for (size_t e = 0; e < sums.size(); ++e) {
     int64_t sum = 0;
     for (int64_t l = 0; l < a.layers; ++l) sum += a.counts[l * a.experts + static_cast<int64_t>(e)];
     sums[e] = static_cast<float>(sum);
+    of_layer += a.counts[a.layer * a.experts + static_cast<int64_t>(e)];
   }
+  const auto layers = static_cast<float>(a.layers);
+  const float balance =
+      a.balance / (static_cast<float>(std::max<int64_t>(1, of_layer / a.k)) * layers * layers);
   const float* const counts = sums.data();
   parallel_for(ctx, a.rows, row_grain(a.experts), [=](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
@@ -154,12 +160,13 @@ void route_top_k_backward(ExecutionContext& ctx, const RouteArgs& a) {
         }
       }
       const auto slot_of = [&](int64_t e) { return std::find(chosen, chosen + a.k, e) - chosen; };
-      const bool through_softmax = !a.normalised || a.counts != nullptr;
+      const bool balanced = a.counts != nullptr && !is_padding(a, r);
+      const bool through_softmax = !a.normalised || balanced;
       const Shift shift = through_softmax ? shift_of(row, a.experts) : Shift{0, 0};
       const auto p = [&](int64_t e) { return std::exp(row[e] - shift.top) * shift.scale; };
       const auto dp = [&](int64_t e) {
         const int64_t slot = a.normalised ? a.k : slot_of(e);
-        return (a.counts == nullptr ? 0.0f : a.balance * counts[e]) + (slot < a.k ? dgates[slot] : 0.0f);
+        return (balanced ? balance * counts[e] : 0.0f) + (slot < a.k ? dgates[slot] : 0.0f);
       };
       float mean = 0;
       if (through_softmax)

@@ -4,6 +4,8 @@
 
 #include <sherd/kernels/device/cuda/rows.h>
 
+#include "cuda_padding.h"
+
 // A warp works on a row, its lanes on groups and experts lane, lane + 32, ... Selection scores lie in shared memory.
 namespace sherd::cuda {
 namespace {
@@ -106,10 +108,12 @@ __global__ void __launch_bounds__(kMostRows* kWarp) route_rows_in_groups_backwar
   float sum = 1e-20f, mean = 0;
   for (int64_t i = 0; i < a.k; ++i) sum += score(chosen[i]);
   for (int64_t i = 0; i < a.k; ++i) mean += dgates[i] * score(chosen[i]) / sum;
+  const int64_t sequence = (a.first_row + r) / a.seq;
   const int32_t* const counts =
-      a.counts == nullptr ? nullptr : a.counts + (a.first_row + r) / a.seq * a.experts;
-  float total = 0, share = 0;
+      a.counts == nullptr || row_is_padding(a, r) ? nullptr : a.counts + sequence * a.experts;
+  float total = 0, share = 0, balance = 0;
   if (counts != nullptr) {
+    balance = a.balance / static_cast<float>(a.k * (a.lengths != nullptr ? a.lengths[sequence] : a.seq));
     for (int64_t e = lane; e < a.experts; e += kWarp) {
       total += score(e);
       share += static_cast<float>(counts[e]) * score(e);
@@ -121,7 +125,7 @@ __global__ void __launch_bounds__(kMostRows* kWarp) route_rows_in_groups_backwar
     float ds = 0;
     for (int64_t i = 0; i < a.k; ++i)
       if (chosen[i] == e) ds = a.normalised ? a.scaling * (dgates[i] - mean) / sum : a.scaling * dgates[i];
-    if (counts != nullptr) ds += a.balance * (static_cast<float>(counts[e]) - share) / total;
+    if (counts != nullptr) ds += balance * (static_cast<float>(counts[e]) - share) / total;
     put(static_cast<D*>(a.dlogits.data)[r * a.experts + e], ds * score(e) * (1.0f - score(e)));
   }
 }
@@ -130,7 +134,8 @@ __global__ void count_all(CountChoicesArgs a) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < a.rows * a.k; i += stride) {
     const int32_t e = a.indices[i];
-    if (e >= 0 && e < a.experts) atomicAdd(a.counts + (a.first_row + i / a.k) / a.seq * a.experts + e, 1);
+    if (e >= 0 && e < a.experts && !row_is_padding(a, i / a.k))
+      atomicAdd(a.counts + (a.together ? 0 : (a.first_row + i / a.k) / a.seq * a.experts) + e, 1);
   }
 }
 

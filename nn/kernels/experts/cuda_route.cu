@@ -2,6 +2,8 @@
 
 #include <sherd/kernels/device/cuda/rows.h>
 
+#include "cuda_padding.h"
+
 // A warp works on a row, its lanes on experts lane, lane + 32, ...
 namespace sherd::cuda {
 namespace {
@@ -114,6 +116,14 @@ __device__ float count_of(const RouteArgs& a, int64_t e) {
   return static_cast<float>(sum);
 }
 
+/// The factor of counts and probabilities in RouteArgs' balancing term.
+__device__ float balance_of(const RouteArgs& a) {
+  int64_t choices = 0;
+  for (int64_t e = 0; e < a.experts; ++e) choices += a.counts[a.layer * a.experts + e];
+  const auto layers = static_cast<float>(a.layers);
+  return a.balance / (static_cast<float>(max(int64_t{1}, choices / a.k)) * layers * layers);
+}
+
 template <class T, class D>
 __global__ void __launch_bounds__(kRows* kWarp) route_rows_backward(RouteArgs a) {
   __shared__ float all_slopes[kRows][ops::kMostExpertsOfARow];
@@ -147,12 +157,14 @@ __global__ void __launch_bounds__(kRows* kWarp) route_rows_backward(RouteArgs a)
     while (i < a.k && chosen[i] != e) ++i;
     return i;
   };
-  const bool through_softmax = !a.normalised || a.counts != nullptr;
+  const bool balanced = a.counts != nullptr && !row_is_padding(a, r);
+  const float balance = balanced ? balance_of(a) : 0.0f;
+  const bool through_softmax = !a.normalised || balanced;
   const Shift shift = through_softmax ? shift_of(row, a.experts, lane) : Shift{0, 0};
   const auto p = [&](int64_t e) { return expf(to_float(row[e]) - shift.top) * shift.scale; };
   const auto dp = [&](int64_t e) {
     const int64_t slot = a.normalised ? a.k : slot_of(e);
-    return (a.counts == nullptr ? 0.0f : a.balance * count_of(a, e)) + (slot < a.k ? dgates[slot] : 0.0f);
+    return (balanced ? balance * count_of(a, e) : 0.0f) + (slot < a.k ? dgates[slot] : 0.0f);
   };
   float mean = 0;
   if (through_softmax) {

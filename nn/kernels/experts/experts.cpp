@@ -46,12 +46,26 @@ GroupRouteArgs group_args(Check& check, const char* op, const Tensor& indices, c
           .indices = plain.indices};
 }
 
-void check_sequences(Check& check, const Tensor& counts, int64_t experts, int64_t rows,
-                     const RowsOfSequences& at) {
-  require(at.seq > 0 && at.first_row >= 0,
-          fmt::format(
-              "counts of sequences: {} rows of a sequence, first row {}; must be positive and not negative",
-              at.seq, at.first_row));
+/// Sets where the rows of `a` lie.
+template <class Args>
+void set_places(Check& check, Args& a, const RowsOfSequences& at) {
+  require(
+      at.seq > 0 && at.first_row >= 0,
+      fmt::format("rows of sequences: {} rows of a sequence, first row {}; must be positive and not negative",
+                  at.seq, at.first_row));
+  if (at.lengths.defined()) {
+    check.dims("lengths", at.lengths, 1).dtype("lengths", at.lengths, DType::i32);
+    check.that(at.first_row + a.rows <= at.lengths.numel() * at.seq,
+               fmt::format("lengths are {}, must be [at least {} rows / {}]", to_string(at.lengths.shape()),
+                           at.first_row + a.rows, at.seq));
+  }
+  a.first_row = at.first_row;
+  a.seq = at.seq;
+  a.lengths = pointer<int32_t>(at.lengths);
+}
+
+void check_counts(Check& check, const Tensor& counts, int64_t experts, int64_t rows,
+                  const RowsOfSequences& at) {
   check.dims("counts", counts, 2).dtype("counts", counts, DType::i32);
   check.that(counts.size(1) == experts && at.first_row + rows <= counts.size(0) * at.seq,
              fmt::format("counts are {}, must be [at least {} rows / {}, {}]", to_string(counts.shape()),
@@ -101,22 +115,27 @@ void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Te
 }
 
 void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
-                          const Tensor& indices, const Tensor& counts, float balance,
-                          std::optional<bool> normalised) {
+                          const Tensor& indices, const TopKBalance& balance, std::optional<bool> normalised) {
   Check check("route_top_k_backward");
   RouteArgs a = route_args(check, "route_top_k_backward", indices, logits);
   a.normalised = normalised.value_or(a.k > 1);
   check.dtype("dgates", dgates, DType::f32).shape("dgates", dgates, indices.shape());
   check.dtype("dlogits", dlogits, kActivations).shape("dlogits", dlogits, logits.shape());
+  const Tensor& counts = balance.counts;
   if (counts.defined()) {
-    if (counts.dim() == 2) a.layers = counts.size(0);
-    check.dtype("counts", counts, DType::i32).count("counts", counts, a.layers * a.experts);
+    check.dims("counts", counts, 2).dtype("counts", counts, DType::i32);
+    check.that(counts.size(1) == a.experts && balance.layer >= 0 && balance.layer < counts.size(0),
+               fmt::format("counts are {}, must be [more than {} layers, {}]", to_string(counts.shape()),
+                           balance.layer, a.experts));
+    set_places(check, a, balance.rows);
+    a.layers = counts.size(0);
   }
   check.done();
   a.dgates = ref(dgates);
   a.dlogits = ref(dlogits);
   a.counts = pointer<int32_t>(counts);
-  a.balance = balance;
+  a.layer = balance.layer;
+  a.balance = balance.factor;
   queue(s, "route_top_k_backward", kernels<ExpertsKernels>(s).route_top_k_backward, a);
 }
 
@@ -139,29 +158,31 @@ void route_in_groups_backward(Stream& s, const Tensor& dlogits, const Tensor& dg
   GroupRouteArgs a = group_args(check, "route_in_groups_backward", indices, logits, choice);
   check.dtype("dgates", dgates, DType::f32).shape("dgates", dgates, indices.shape());
   check.dtype("dlogits", dlogits, kActivations).shape("dlogits", dlogits, logits.shape());
-  if (counts.defined()) check_sequences(check, counts, a.experts, a.rows, rows);
+  set_places(check, a, rows);
+  if (counts.defined()) check_counts(check, counts, a.experts, a.rows, rows);
   check.done();
   a.dgates = ref(dgates);
   a.dlogits = ref(dlogits);
   a.counts = pointer<int32_t>(counts);
-  a.first_row = rows.first_row;
-  a.seq = rows.seq;
   a.balance = balance;
   queue(s, "route_in_groups_backward", kernels<ExpertsKernels>(s).route_in_groups_backward, a);
 }
 
 void count_choices(Stream& s, const Tensor& counts, const Tensor& indices, const RowsOfSequences& rows) {
   Check check("count_choices");
-  check.dims("counts", counts, 2).dims("indices", indices, 2).dtype("indices", indices, DType::i32);
-  check_sequences(check, counts, counts.size(1), indices.size(0), rows);
+  check.dims("indices", indices, 2).dtype("indices", indices, DType::i32).done();
+  CountChoicesArgs a{.rows = indices.size(0),
+                     .experts = counts.size(counts.dim() - 1),
+                     .k = indices.size(1),
+                     .together = counts.dim() == 1,
+                     .indices = indices.data<int32_t>(),
+                     .counts = counts.data<int32_t>()};
+  set_places(check, a, rows);
+  if (a.together)
+    check.dtype("counts", counts, DType::i32);
+  else
+    check_counts(check, counts, a.experts, a.rows, rows);
   check.done();
-  const CountChoicesArgs a{.rows = indices.size(0),
-                           .experts = counts.size(1),
-                           .k = indices.size(1),
-                           .first_row = rows.first_row,
-                           .seq = rows.seq,
-                           .indices = indices.data<int32_t>(),
-                           .counts = counts.data<int32_t>()};
   queue(s, "count_choices", kernels<IndicesKernels>(s).check_indices, "count_choices", "indices", a.indices,
         indices.numel(), a.experts, 0);
   queue(s, "count_choices", kernels<ExpertsKernels>(s).count_choices, a);

@@ -10,13 +10,20 @@
 
 namespace sherd {
 
+/// Row r of a call is row first_row + r of sequences of `seq` rows each. Rows of a sequence from lengths[sequence] on are
+/// padding; where lengths is null none is.
+template <class Args>
+bool is_padding(const Args& a, int64_t r) {
+  return a.lengths != nullptr && (a.first_row + r) % a.seq >= a.lengths[(a.first_row + r) / a.seq];
+}
+
 /// Chooses k experts for every row by its logits [rows, experts]: the largest, ties and NaN to the
 /// lower index. indices [rows, k], best first. gates [rows, k]: the softmax probabilities of the chosen ones, or
 /// `normalised`, those divided by their sum, which is the softmax of the chosen logits alone and is computed so.
-/// Backward: dlogits = the gradient through
-/// the gates, plus that of balance * sum over rows and experts of counts[e] * softmax(logits)[e] when counts
-/// [layers, experts] is not null (counts[e]: its sum over layers; counts are constants). logits and dlogits may differ in dtype; gates and dgates are f32 (f64
-/// in the reference's own tests).
+/// Backward: dlogits = the gradient through the gates, plus, when counts [layers, experts] is not null, that of
+///   balance / (n * layers^2) * sum over rows that are not padding, and experts e, of counts[e] * softmax(logits)[e]
+/// with counts[e] summed over layers, and n = the sum of counts[layer] / k, at least 1: the rows that were counted. counts
+/// are constants. logits and dlogits may differ in dtype; gates and dgates are f32 (f64 in the reference's own tests).
 struct RouteArgs {
   int64_t rows = 0, experts = 0, k = 0;
   bool normalised = false;
@@ -24,8 +31,10 @@ struct RouteArgs {
   int32_t* indices = nullptr;
   Ref dgates{}, dlogits{};
   const int32_t* counts = nullptr;
-  int64_t layers = 1;
+  int64_t layers = 1, layer = 0;  // layer: of this call
   float balance = 0;
+  int64_t first_row = 0, seq = 1;
+  const int32_t* lengths = nullptr;
 };
 
 /// Chooses k experts for every row in groups, by sigmoid scores s = sigmoid(logits) (DeepSeek-AI, DeepSeek-V3, 2024,
@@ -33,9 +42,11 @@ struct RouteArgs {
 /// largest s + bias. The k largest s + bias in a row's top_groups best groups are its choices, best first, ties and NaN
 /// to the lower index. gates [rows, k]: scaling * s of the chosen ones, `normalised`, divided by the sum of these s plus
 /// 1e-20. bias f32 [experts] chooses alone; null: 0. With one group all of it is a choice among all experts.
-/// Backward: dlogits = the gradient through the gates, plus that of
-///   balance * sum over rows r and experts e of counts[(first_row + r) / seq, e] * s[r, e] / (sum over i of s[r, i])
-/// when counts [sequences, experts] is not null; counts are constants. Dtypes as of RouteArgs.
+/// Backward: dlogits = the gradient through the gates, plus, when counts [sequences, experts] is not null, that of
+///   balance * sum over rows r that are not padding, and experts e, of
+///     counts[sequence, e] / (k * n) * s[r, e] / (sum over i of s[r, i])
+/// with the row's sequence (first_row + r) / seq and n its rows that are not padding; counts are constants. Dtypes as of
+/// RouteArgs.
 struct GroupRouteArgs {
   int64_t rows = 0, experts = 0, k = 0, groups = 1, top_groups = 1;
   bool normalised = true;
@@ -46,12 +57,16 @@ struct GroupRouteArgs {
   Ref dgates{}, dlogits{};
   const int32_t* counts = nullptr;
   int64_t first_row = 0, seq = 1;
+  const int32_t* lengths = nullptr;
   float balance = 0;
 };
 
-/// counts[(first_row + r) / seq, e] is raised by the number of row r's choices that fell on expert e.
+/// counts[(first_row + r) / seq, e], or counts[e] of all sequences together, is raised by the number of row r's choices that
+/// fell on expert e; not by padding.
 struct CountChoicesArgs {
   int64_t rows = 0, experts = 0, k = 0, first_row = 0, seq = 1;
+  const int32_t* lengths = nullptr;
+  bool together = false;
   const int32_t* indices = nullptr;
   int32_t* counts = nullptr;
 };
@@ -127,9 +142,22 @@ inline constexpr int64_t kMostExpertsOfARow = 64;
 /// @throws InvalidArgument for a k that is not in [1, min(experts, kMostExpertsOfARow)].
 void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
                  std::optional<bool> normalised = {});
-/// dgates f32 [rows, k]; counts i32 [experts] or [layers, experts], or undefined (no balancing term).
+/// Where the rows of a call lie: row r is row first_row + r of sequences of `seq` rows each.
+struct RowsOfSequences {
+  int64_t first_row = 0, seq = 1;
+  Tensor lengths{};  ///< i32 [sequences] or undefined; as Documents::lengths
+};
+/// Balancing term of route_top_k_backward(): counts i32 [layers, experts] of count_choices(), of all ranks, or undefined for
+/// none; the call's layer; RouteArgs::balance; and the call's rows.
+struct TopKBalance {
+  Tensor counts{};
+  int64_t layer = 0;
+  float factor = 0;
+  RowsOfSequences rows{};
+};
+/// dgates f32 [rows, k].
 void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
-                          const Tensor& indices, const Tensor& counts, float balance,
+                          const Tensor& indices, const TopKBalance& balance = {},
                           std::optional<bool> normalised = {});
 /// How route_in_groups() chooses, and what its gates are; see GroupRouteArgs.
 struct GroupChoice {
@@ -142,15 +170,11 @@ struct GroupChoice {
 /// experts, several groups of one expert, and top_groups outside of [1, groups] or with fewer than k experts.
 void route_in_groups(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
                      const Tensor& bias, const GroupChoice& choice);
-/// Where the rows of a call lie: row r is row first_row + r of sequences of `seq` rows each.
-struct RowsOfSequences {
-  int64_t first_row = 0, seq = 1;
-};
 /// dgates f32 [rows, k]; counts i32 [sequences, experts], or undefined (no balancing term).
 void route_in_groups_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
                               const Tensor& indices, const GroupChoice& choice, const Tensor& counts,
                               float balance, const RowsOfSequences& rows);
-/// counts i32 [sequences, experts], indices i32 [rows, k] of route_in_groups().
+/// counts i32 [sequences, experts], or [experts] of all of them together; indices i32 [rows, k].
 void count_choices(Stream& s, const Tensor& counts, const Tensor& indices, const RowsOfSequences& rows);
 /// bias f32 [experts], load i32 [experts], skip i64 [1] or undefined.
 void update_selection_bias(Stream& s, const Tensor& bias, const Tensor& load, float speed,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include <sherd/kernels/device/reference/access.h>
@@ -55,14 +56,23 @@ void route_top_k(ExecutionContext&, const RouteArgs& a) {
   }
 }
 
+// Of a count and a probability in the balancing term. In f32, as the other kernels.
+float balance_of(const RouteArgs& a) {
+  const int32_t* const counts = a.counts + a.layer * a.experts;
+  const int64_t rows = std::accumulate(counts, counts + a.experts, int64_t{0}) / a.k;
+  const auto layers = static_cast<float>(a.layers);
+  return a.balance / (static_cast<float>(std::max<int64_t>(1, rows)) * layers * layers);
+}
+
 void route_top_k_backward(ExecutionContext&, const RouteArgs& a) {
+  const double balance = a.counts != nullptr ? double{balance_of(a)} : 0;
   for (int64_t r = 0; r < a.rows; ++r) {
     const std::vector<double> p = softmax(a, r);
     const int32_t* chosen = a.indices + r * a.k;
     std::vector<double> dp(p.size(), 0.0);
-    for (int64_t e = 0; e < a.experts && a.counts != nullptr; ++e)
+    for (int64_t e = 0; e < a.experts && a.counts != nullptr && !is_padding(a, r); ++e)
       for (int64_t l = 0; l < a.layers; ++l)
-        dp[static_cast<size_t>(e)] += double(a.balance) * a.counts[l * a.experts + e];
+        dp[static_cast<size_t>(e)] += balance * a.counts[l * a.experts + e];
     for (int64_t i = 0; i < a.k && !a.normalised; ++i)
       dp[static_cast<size_t>(chosen[i])] += get(a.dgates, r * a.k + i);
     double mean = 0;

@@ -82,12 +82,15 @@ void route_in_groups_backward(ExecutionContext&, const GroupRouteArgs& a) {
       const double dgate = double{a.scaling} * get(a.dgates, r * a.k + i);
       ds[static_cast<size_t>(chosen[i])] += a.normalised ? (dgate - double{a.scaling} * mean) / sum : dgate;
     }
-    if (a.counts != nullptr) {
-      const int32_t* counts = a.counts + (a.first_row + r) / a.seq * a.experts;
+    if (a.counts != nullptr && !is_padding(a, r)) {
+      const int64_t sequence = (a.first_row + r) / a.seq;
+      const int64_t rows = a.lengths != nullptr ? a.lengths[sequence] : a.seq;
+      const double balance{a.balance / static_cast<float>(a.k * rows)};  // in f32, as the other kernels
+      const int32_t* counts = a.counts + sequence * a.experts;
       double total = 0, share = 0;
       for (const double value : s) total += value;
       for (size_t e = 0; e < s.size(); ++e) share += counts[e] * s[e] / total;
-      for (size_t e = 0; e < s.size(); ++e) ds[e] += double{a.balance} * (counts[e] - share) / total;
+      for (size_t e = 0; e < s.size(); ++e) ds[e] += balance * (counts[e] - share) / total;
     }
     for (size_t e = 0; e < s.size(); ++e)
       put(a.dlogits, r * a.experts + static_cast<int64_t>(e), ds[e] * s[e] * (1 - s[e]));
@@ -96,7 +99,8 @@ void route_in_groups_backward(ExecutionContext&, const GroupRouteArgs& a) {
 
 void count_choices(ExecutionContext&, const CountChoicesArgs& a) {
   for (int64_t i = 0; i < a.rows * a.k; ++i)
-    ++a.counts[(a.first_row + i / a.k) / a.seq * a.experts + a.indices[i]];
+    if (!is_padding(a, i / a.k))
+      ++a.counts[(a.together ? 0 : (a.first_row + i / a.k) / a.seq * a.experts) + a.indices[i]];
 }
 
 void update_selection_bias(ExecutionContext&, const SelectionBiasArgs& a) {

@@ -56,26 +56,26 @@ Norm DecoderLayer::norm(const char* name) {
 }
 
 Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
-                          const Tensor& starts, KvCache::Layer* cache) {
+                          const Documents& documents, KvCache::Layer* cache) {
   const Var in = norm1_.defined() ? norm1_(x, rows) : x;
   if (norm1_behind_.defined()) {
-    const Var mid = x + norm1_behind_((*attention_)(rows, Var(), in, batch, starts, cache), rows);
+    const Var mid = x + norm1_behind_((*attention_)(rows, Var(), in, batch, documents, cache), rows);
     return mid + norm2_behind_((*mlp_)(rows, Var(), norm2_.defined() ? norm2_(mid, rows) : mid), rows);
   }
-  const Var mid = latent_ ? (*latent_)(rows, x, in, batch, starts, cache)
-                          : (*attention_)(rows, x, in, batch, starts, cache);
+  const Var mid = latent_ ? (*latent_)(rows, x, in, batch, documents, cache)
+                          : (*attention_)(rows, x, in, batch, documents, cache);
   return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), balance)
                   : (*mlp_)(rows, mid, norm2_(mid, rows));
 }
 
 Var DecoderLayer::forward(const Var& next, const Var& x, const SequenceRows& rows, int64_t batch,
-                          const LayerBalance& balance, const Tensor& starts) {
+                          const LayerBalance& balance, const Documents& documents) {
   const TensorParallel& tp = context_.tp;
   const Var both = rows.enter(concat({enorm_(next, rows), hnorm_(x, rows)}, 1));
   const int64_t columns = tp.share(both.size(1)), first = tp.rank() * columns;
   const Var mine = tp.size() == 1 ? both : slice(both, 1, first, first + columns);
   const Var in = add_row_parallel(context_, rows, Var(), mine, eh_proj_, {}, {});
-  return shared_head_norm_(forward(in, rows, batch, balance, starts), rows);
+  return shared_head_norm_(forward(in, rows, batch, balance, documents), rows);
 }
 
 namespace {
@@ -153,8 +153,8 @@ Var Decoder::embedded(const Var& tokens, int64_t first, const SequenceRows& rows
          Var(positions_.data().rows(first, first + tokens.size(1)));
 }
 
-Var Decoder::hidden(const Var& tokens, float balance_scale, const Tensor& starts, KvCache* cache) {
-  if (starts.defined() && positions_.defined())
+Var Decoder::hidden(const Var& tokens, float balance_scale, const Documents& documents, KvCache* cache) {
+  if (documents.starts.defined() && positions_.defined())
     throw NotSupported("causal model: learned positions do not restart for each document in a row");
   int64_t first = 0;
   if (cache != nullptr) {
@@ -176,15 +176,17 @@ Var Decoder::hidden(const Var& tokens, float balance_scale, const Tensor& starts
   const auto layers = static_cast<size_t>(context_.model.layers);
   const auto loads = std::make_shared<LayerLoads>(static_cast<int>(layers));
   for (size_t i = 0; i < layers; ++i)
-    x = layers_[i](x, rows, tokens.size(0), balance_of(static_cast<int>(i), balance_scale, loads, tokens),
-                   starts, cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
+    x = layers_[i](x, rows, tokens.size(0),
+                   balance_of(static_cast<int>(i), balance_scale, loads, tokens, documents), documents,
+                   cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
   return norm_(x, rows);
 }
 
 LayerBalance Decoder::balance_of(int layer, float loss_scale, const std::shared_ptr<LayerLoads>& loads,
-                                 const Var& tokens) {
+                                 const Var& tokens, const Documents& documents) {
   LayerBalance balance(loss_scale, loads, layer);
   balance.sequences = tokens.size(0);
+  balance.lengths = documents.lengths;
   const MixtureDescription& m = context_.model.mixture;
   const bool trains = tokens.tape() != nullptr && tokens.tape()->training();
   if (!trains || m.bias_speed == 0 || !context_.model.has_experts(layer)) return balance;
@@ -215,15 +217,15 @@ CrossEntropy Decoder::loss_of(const Var& x, const Tensor& targets, float scale) 
 }
 
 CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
-                              const Tensor& starts, const NextTokens& next) {
-  const Var x = hidden(tokens, scale.balance, starts);
+                              const Documents& documents, const NextTokens& next) {
+  const Var x = hidden(tokens, scale.balance, documents);
   const CrossEntropy loss = loss_of(x, targets, scale.loss);
   if (!next.tokens.defined()) return loss;
-  return {loss.objective + next_objective(x, tokens, next, scale.balance, starts), loss.losses};
+  return {loss.objective + next_objective(x, tokens, next, scale.balance, documents), loss.losses};
 }
 
 Var Decoder::next_objective(const Var& x, const Var& tokens, const NextTokens& next, float balance_scale,
-                            const Tensor& starts) {
+                            const Documents& documents) {
   if (context_.model.mtp_layers == 0)
     throw InvalidArgument(
         "causal model: it has no head for multi-token prediction; set ModelDescription::mtp_layers, or give "
@@ -232,9 +234,9 @@ Var Decoder::next_objective(const Var& x, const Var& tokens, const NextTokens& n
   const SequenceRows rows = rows_of(tokens.value());
   const Var ids = tokens.tape() != nullptr ? tokens.tape()->input(next.tokens) : Var(next.tokens);
   const LayerBalance balance =
-      balance_of(layer, balance_scale, std::make_shared<LayerLoads>(layer + 1), tokens);
+      balance_of(layer, balance_scale, std::make_shared<LayerLoads>(layer + 1), tokens, documents);
   const Var y = layers_.back()(vocab_parallel_embedding(vocabulary_, ids, table_, {}, rows.split), x, rows,
-                               tokens.size(0), balance, starts);
+                               tokens.size(0), balance, documents);
   const CrossEntropy loss = loss_of(y, next.targets, next.scale);
   if (next.loss_sum.defined()) ops::accumulate_sum(tokens.stream(), next.loss_sum, loss.losses);
   return loss.objective;

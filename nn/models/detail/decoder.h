@@ -20,14 +20,13 @@ class DecoderLayer : public Module<DecoderLayer> {
  public:
   DecoderLayer(const Context& context, const ExpertParallel& ep, const std::shared_ptr<RopeTable>& rope,
                int64_t number);
-  /// @param starts as AttentionOptions::starts
   /// @param cache of this layer, for generation; null: sequences from their beginning.
   Var forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
-              const Tensor& starts = {}, KvCache::Layer* cache = nullptr);
+              const Documents& documents = {}, KvCache::Layer* cache = nullptr);
   /// Of the layer for multi-token prediction: its part of NextTokens' formula, shared_head.norm included.
   /// @param next embeddings of the next tokens; as x in everything else
   Var forward(const Var& next, const Var& x, const SequenceRows& rows, int64_t batch,
-              const LayerBalance& balance, const Tensor& starts);
+              const LayerBalance& balance, const Documents& documents);
   /// That attention sees on this rank, and their width.
   int64_t cached_heads() const { return latent_ ? latent_->cached_heads() : attention_->cached_heads(); }
   int64_t cached_width() const { return latent_ ? latent_->cached_width() : attention_->cached_width(); }
@@ -56,8 +55,8 @@ class DecoderLayer : public Module<DecoderLayer> {
 class Decoder : public CausalModel {
  public:
   Decoder(const ModelDescription& description, const CausalModelOptions& options);
-  CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale, const Tensor& starts,
-                       const NextTokens& next) override;
+  CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
+                       const Documents& documents, const NextTokens& next) override;
   Tensor forward(const Tensor& tokens) override;
   Tensor forward(const Tensor& tokens, KvCache* cache) override;
   KvCache make_cache(Device& device, int64_t capacity, DType dtype) const override;
@@ -72,15 +71,16 @@ class Decoder : public CausalModel {
  private:
   /// How rows lie in a forward of these tokens; with a cache they are whole on every rank.
   SequenceRows rows_of(const Tensor& tokens, const KvCache* cache = nullptr) const;
-  Var hidden(const Var& tokens, float balance_scale, const Tensor& starts = {}, KvCache* cache = nullptr);
+  Var hidden(const Var& tokens, float balance_scale, const Documents& documents = {},
+             KvCache* cache = nullptr);
   /// The summand of multi-token prediction in the objective. @param x what hidden() returned for `tokens`
   Var next_objective(const Var& x, const Var& tokens, const NextTokens& next, float balance_scale,
-                     const Tensor& starts);
+                     const Documents& documents);
   /// @param x rows behind the last norm
   CrossEntropy loss_of(const Var& x, const Tensor& targets, float scale) const;
   /// What a forward of so many sequences tells its mixtures.
   LayerBalance balance_of(int layer, float loss_scale, const std::shared_ptr<LayerLoads>& loads,
-                          const Var& tokens);
+                          const Var& tokens, const Documents& documents);
   Var embedded(const Var& tokens, int64_t first, const SequenceRows& rows) const;
 
   Context context_;

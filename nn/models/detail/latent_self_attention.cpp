@@ -99,7 +99,7 @@ Var LatentSelfAttention::queries(const SequenceRows::Entered& x) const {
 }
 
 Var LatentSelfAttention::forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-                                 const Tensor& starts, KvCache::Layer* cache) {
+                                 const Documents& documents, KvCache::Layer* cache) {
   const ModelDescription& m = context_.model;
   const LatentDescription& l = m.latent;
   const TensorParallel& tp = context_.tp;
@@ -117,8 +117,9 @@ Var LatentSelfAttention::forward(const SequenceRows& rows, const Var& residual, 
                                            .value = l.value,
                                            .interleaved = l.interleaved},
                                  .cache = cache,
-                                 .starts = starts,
-                                 .max_logits = maxima_ ? maxima_->values(kv.device()) : Tensor()};
+                                 .starts = documents.starts,
+                                 .max_logits = maxima_ ? maxima_->values(kv.device()) : Tensor(),
+                                 .lengths = documents.lengths};
   if (m.rope.yarn) {
     options.heads.rotation_scale = static_cast<float>(m.rope.yarn->rotation_scale());
     options.score_scale = static_cast<float>(m.rope.yarn->score_scale());

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include <sherd/fsdp/logit_maxima.h>
+#include <sherd/nn/attention.h>
 #include <sherd/nn/kv_cache.h>
 #include <sherd/nn/models/detail/parts.h>
 #include <sherd/nn/models/detail/rope_table.h>
@@ -21,7 +22,7 @@ class LatentSelfAttention : public Module<LatentSelfAttention> {
  public:
   LatentSelfAttention(const Context& context, std::shared_ptr<RopeTable> rope);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-              const Tensor& starts = {}, KvCache::Layer* cache = nullptr);
+              const Documents& documents = {}, KvCache::Layer* cache = nullptr);
   int64_t cached_heads() const { return heads_; }
   /// Of a cached key or value.
   int64_t cached_width() const;

@@ -1,5 +1,6 @@
 #include <sherd/nn/models/detail/mixture.h>
 
+#include <algorithm>
 #include <string>
 
 #include <sherd/nn/activation.h>
@@ -62,6 +63,7 @@ Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
 Routes Mixture::routes(const Var& logits, const SequenceRows& between, const LayerBalance& balance) const {
   const MixtureDescription& m = context_.model.mixture;
   const TensorParallel& tp = context_.tp;
+  const int64_t first_row = tp.begin_of(between.count, tp.rank());
   if (bias_.defined()) {
     const bool counts = balance.step_load.defined() && balance.loads->first_run(balance.layer);
     return route_in_groups(logits, {.k = m.top_k,
@@ -75,18 +77,17 @@ Routes Mixture::routes(const Var& logits, const SequenceRows& between, const Lay
                                     .scale = balance.scale,
                                     .sequences = balance.sequences,
                                     .all_rows = between.count,
-                                    .first_row = tp.begin_of(between.count, tp.rank()),
+                                    .first_row = first_row,
+                                    .lengths = balance.lengths,
                                     .ranks = tp.comm});
   }
-  // The ranks whose rows are counted; every tensor-parallel group has as many of them.
-  const std::shared_ptr<Communicator>& counted = parallel_.all ? parallel_.all : tp.comm;
-  const int64_t groups = (counted ? counted->size() : 1) / tp.size();
-  const LoadBalancing balancing{.weight = static_cast<float>(m.balance),
-                                .scale = balance.scale,
-                                .ranks = counted,
-                                .rows = groups * between.count,
-                                .loads = balance.loads,
-                                .layer = balance.layer};
+  const LoadBalancing balancing{
+      .weight = static_cast<float>(m.balance),
+      .scale = balance.scale,
+      .ranks = parallel_.all ? parallel_.all : tp.comm,
+      .loads = balance.loads,
+      .layer = balance.layer,
+      .rows = {first_row, std::max<int64_t>(1, between.count / balance.sequences), balance.lengths}};
   return route_top_k(logits, m.top_k, balancing, m.normalise);
 }
 

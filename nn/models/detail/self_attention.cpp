@@ -3,7 +3,6 @@
 #include <string>
 #include <utility>
 
-#include <sherd/nn/attention.h>
 #include <sherd/nn/models/detail/family_names.h>
 #include <sherd/nn/models/detail/key_heads.h>
 #include <sherd/nn/qk_norm.h>
@@ -99,7 +98,7 @@ Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
 }
 
 Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-                           const Tensor& starts, KvCache::Layer* cache) {
+                           const Documents& documents, KvCache::Layer* cache) {
   const ModelDescription& m = context_.model;
   Var packed = qkv(rows, x);
   if (m.qk_norm && !is_olmo(m))
@@ -121,7 +120,8 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
                                       .window = window_,
                                       .sinks = sinks_,
                                       .cache = cache,
-                                      .starts = starts});
+                                      .starts = documents.starts,
+                                      .lengths = documents.lengths});
   return add_row_parallel(context_, rows, residual, seen, out_, out_bias_, out_adapters_);
 }
 

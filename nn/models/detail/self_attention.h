@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <sherd/fsdp/logit_maxima.h>
+#include <sherd/nn/attention.h>
 #include <sherd/nn/kv_cache.h>
 #include <sherd/nn/models/detail/parts.h>
 #include <sherd/nn/models/detail/rope_table.h>
@@ -21,7 +22,7 @@ class SelfAttention : public Module<SelfAttention> {
   /// @param window as AttentionOptions::window
   SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope, int64_t window = 0);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-              const Tensor& starts = {}, KvCache::Layer* cache = nullptr);
+              const Documents& documents = {}, KvCache::Layer* cache = nullptr);
   /// That this rank's queries see.
   int64_t cached_heads() const { return kv_heads_; }
   int64_t cached_width() const { return context_.model.head_dim; }

@@ -121,7 +121,7 @@ class ListedCausalModel final : public nn::CausalModel {
     child("last", last_);
   }
 
-  nn::CrossEntropy forward(const Var& tokens, const Tensor&, nn::ObjectiveScale, const Tensor&,
+  nn::CrossEntropy forward(const Var& tokens, const Tensor&, nn::ObjectiveScale, const nn::Documents&,
                            const nn::NextTokens&) override {
     const Tensor ids = tokens.value();
     const int64_t rows = ids.numel();

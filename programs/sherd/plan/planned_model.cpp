@@ -232,8 +232,8 @@ class PlannedModel final : public nn::CausalModel {
     if (p.has_head) head_ = param("lm_head.weight", {p.vocab, p.dim}, first_weights());
   }
 
-  nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, nn::ObjectiveScale scale, const Tensor&,
-                           const nn::NextTokens&) override {
+  nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, nn::ObjectiveScale scale,
+                           const nn::Documents&, const nn::NextTokens&) override {
     const Tensor ids = tokens.value();
     Var x = p_.embeds ? nn::embedding(tokens, table_)
                       : Var(activation_like(ids, {ids.numel(), p_.dim}, DType::f32));  // of the stage before

@@ -1,5 +1,6 @@
 #include <sherd/nn/ops.h>
 
+#include <array>
 #include <limits>
 
 #include <sherd/kernels/device/cpu/features.h>
@@ -532,16 +533,42 @@ TEST(Attention, MaxLogitsAreRaisedAndNeverLowered) {
       const Tensor qkv = lab.tensor({6, 6}, values, t), out = lab.empty({6, 2}, t),
                    lse = lab.empty({2, 2, 3});
       const float infinity = std::numeric_limits<float>::infinity();
-      const auto after = [&](const Floats& before) {
+      const auto after = [&](const Floats& before, const std::vector<int32_t>& lengths = {3, 3}) {
         const Tensor most = lab.tensor({2}, before);
-        ops::attention_forward(lab.s, out, lse, qkv, 2, 2, 2, most);
+        ops::attention_forward(lab.s, out, lse, qkv, 2, 2, 2, most, 0, {}, lab.ints({2}, lengths));
         return lab.floats(most);
       };
       EXPECT_EQ(after({-infinity, -infinity}), (Floats{-1, 0})) << name_of(t);
       EXPECT_EQ(after({-2, -3}), (Floats{-1, 0})) << name_of(t);
       EXPECT_EQ(after({-0.5f, 1}), (Floats{-0.5f, 1})) << name_of(t);
       EXPECT_EQ(after({5, infinity}), (Floats{5, infinity})) << name_of(t);
+      EXPECT_EQ(after({-infinity, -infinity}, {3, 0}), (Floats{-2, 0})) << name_of(t);
+      EXPECT_EQ(after({-infinity, -infinity}, {2, 0}), (Floats{-3, 0})) << name_of(t);
+      EXPECT_EQ(after({-infinity, -infinity}, {1, 0}), (Floats{-4, 0})) << name_of(t);
+      EXPECT_EQ(after({-infinity, -5}, {0, 0}), (Floats{-infinity, -5})) << name_of(t);
     }
+}
+
+// Lengths of 0 to seq. Everything else has the bits of a call without them.
+TEST(Attention, MaxLogitsLeaveOutPaddingAndNothingElseDependsOnIt) {
+  for (const Case& c : cases()) {
+    std::vector<int32_t> lengths;
+    for (int64_t b = 0; b < c.batch; ++b)
+      lengths.push_back(static_cast<int32_t>((b % 3 + 1) * c.seq / 3 - (b % 4 == 3 ? c.seq / 3 : 0)));
+    const auto most_of = [&](Lab& lab, bool padded) {
+      const Tensor qkv = lab.random(c.wide(), 1, c.dtype, c.spread), most = lab.full({c.heads}, -1e30);
+      const Tensor out = lab.empty(c.narrow(), c.dtype), lse = lab.empty(c.sums());
+      ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads, c.kv_heads, most, 0, {},
+                             padded ? lab.ints({c.batch}, lengths) : Tensor());
+      return std::array{lab.floats(most), lab.floats(out), lab.floats(lse)};
+    };
+    expect_same_as_reference([&](Lab& lab) { return most_of(lab, true)[0]; },
+                             2e-6 * std::sqrt(static_cast<double>(c.dim)), name(c));
+    Lab lab;
+    const auto with = most_of(lab, true), without = most_of(lab, false);
+    EXPECT_EQ(bits(with[1]), bits(without[1])) << name(c);
+    EXPECT_EQ(bits(with[2]), bits(without[2])) << name(c);
+  }
 }
 
 TEST(Attention, MaxLogitsLeaveOutWhatTheMaskHidesAndNaN) {
@@ -576,6 +603,11 @@ TEST(Attention, HeadsAreChecked) {
   EXPECT_THROW(ops::attention_forward(lab.s, out, lse, qkv, 2, 4), ShapeMismatch);
   EXPECT_THROW(ops::attention_forward(lab.s, out, lse, qkv, 2, 4, 2, t({2})), ShapeMismatch);
   EXPECT_THROW(ops::attention_forward(lab.s, out, lse, qkv, 2, 4, 2, t({4}, DType::bf16)), ShapeMismatch);
+  const auto with_lengths = [&](const Tensor& lengths) {
+    ops::attention_forward(lab.s, out, lse, qkv, 2, 4, 2, t({4}), 0, {}, lengths);
+  };
+  EXPECT_THROW(with_lengths(lab.ints({3}, {1, 1, 1})), ShapeMismatch);
+  EXPECT_THROW(with_lengths(t({2})), ShapeMismatch);
   EXPECT_THROW(ops::attention_backward(lab.s, qkv, out, out, lse, qkv, 2, 4, 3), InvalidArgument);
 }
 

@@ -118,12 +118,80 @@ TEST(RouteTopK, BackwardMatchesReference) {
               const Tensor indices = lab.empty({50, k}, DType::i32), gates = lab.empty({50, k});
               const Tensor dlogits = lab.empty({50, 6}, t);
               ops::route_top_k(lab.s, indices, gates, logits, normalised);
-              ops::route_top_k_backward(lab.s, dlogits, dgates, logits, indices,
-                                        balanced ? lab.ints({6}, {3, 0, 7, 30, 5, 5}) : Tensor(), 0.3f,
-                                        normalised);
+              ops::TopKBalance balance;
+              if (balanced)
+                balance = {.counts = lab.ints({1, 6}, {3, 0, 7, 30, 5, 5}),
+                           .factor = 15.0f / static_cast<float>(k)};
+              ops::route_top_k_backward(lab.s, dlogits, dgates, logits, indices, balance, normalised);
               return lab.floats(dlogits);
             },
             t == DType::f32 ? 5e-6 : 2 * epsilon(t));
+}
+
+// Two of three sequences of four rows, of which 3 and 1 rows are not padding; the call has all rows but the first two.
+TEST(RouteTopK, PaddingIsNotCountedAndHasNoBalancingGradient) {
+  constexpr int64_t kRows = 10, kExperts = 5;
+  for (const char* kernels : {kFast, "reference"})
+    for (const int64_t k : {1, 2, 3}) {
+      Lab lab(kernels);
+      const Tensor logits = lab.random({kRows, kExperts}, 1), dgates = lab.random({kRows, k}, 2);
+      const Tensor indices = lab.empty({kRows, k}, DType::i32), gates = lab.empty({kRows, k});
+      ops::route_top_k(lab.s, indices, gates, logits);
+      const ops::RowsOfSequences places{2, 4, lab.ints({3}, {4, 3, 1})};
+      const std::vector<int64_t> counted = {0, 1, 2, 3, 4, 6};
+      Ints want(2 * kExperts, 0);
+      const Ints chosen = ints_of(lab, indices);
+      for (const int64_t r : counted)
+        for (int64_t i = 0; i < k; ++i)
+          ++want[static_cast<size_t>(kExperts + chosen[static_cast<size_t>(r * k + i)])];
+      // Of the second of two layers; the first one's are others.
+      const Tensor counts = lab.empty({2, kExperts}, DType::i32);
+      ops::fill(lab.s, counts, 0);
+      ops::count_choices(lab.s, counts.rows(1, 2).view({kExperts}), indices, places);
+      EXPECT_EQ(ints_of(lab, counts), want) << kernels;
+
+      const auto gradient = [&](const Tensor& of_gates, const ops::TopKBalance& balance) {
+        const Tensor dlogits = lab.empty({kRows, kExperts});
+        ops::route_top_k_backward(lab.s, dlogits, of_gates, logits, indices, balance);
+        return lab.floats(dlogits);
+      };
+      const ops::TopKBalance padded{.counts = counts, .layer = 1, .factor = 3, .rows = places};
+      const Floats with = gradient(dgates, padded), without = gradient(dgates, {}),
+                   as_rows = gradient(dgates, {.counts = counts, .layer = 1, .factor = 3});
+      for (int64_t r = 0; r < kRows; ++r) {
+        const auto row = [&](const Floats& v) {
+          return Floats(v.begin() + r * kExperts, v.begin() + (r + 1) * kExperts);
+        };
+        const bool is_counted = std::count(counted.begin(), counted.end(), r) == 1;
+        EXPECT_EQ(bits(row(with)), bits(row(is_counted ? as_rows : without))) << kernels << " row " << r;
+        EXPECT_NE(bits(row(as_rows)), bits(row(without))) << kernels << " row " << r;
+      }
+      // 3 / (6 rows * 2 layers^2) * load * softmax' of the first row.
+      const Floats alone = gradient(lab.full({kRows, k}, 0), padded), x = lab.floats(logits);
+      double total = 0, mean = 0;
+      for (size_t e = 0; e < kExperts; ++e) total += std::exp(double{x[e]});
+      for (size_t e = 0; e < kExperts; ++e) mean += std::exp(double{x[e]}) / total * want[kExperts + e];
+      for (size_t e = 0; e < kExperts; ++e)
+        EXPECT_NEAR(alone[e], 3.0 / 24 * std::exp(double{x[e]}) / total * (want[kExperts + e] - mean), 1e-6)
+            << kernels;
+    }
+}
+
+TEST(RouteTopK, CountsAndLengthsAreChecked) {
+  Lab lab;
+  const Tensor logits = lab.random({4, 6}, 1), indices = lab.ints({4, 1}, {0, 1, 2, 3}),
+               dgates = lab.random({4, 1}, 2), dlogits = lab.empty({4, 6});
+  const auto backward = [&](const ops::TopKBalance& balance) {
+    ops::route_top_k_backward(lab.s, dlogits, dgates, logits, indices, balance);
+  };
+  const Tensor counts = lab.ints({1, 6}, {1, 1, 1, 1, 0, 0});
+  backward({.counts = counts, .factor = 1, .rows = {0, 2, lab.ints({2}, {1, 2})}});
+  EXPECT_THROW(backward({.counts = lab.ints({6}, {1, 1, 1, 1, 0, 0}), .factor = 1}), ShapeMismatch);
+  EXPECT_THROW(backward({.counts = counts, .layer = 1, .factor = 1}), ShapeMismatch);
+  EXPECT_THROW(backward({.counts = counts, .factor = 1, .rows = {1, 2, lab.ints({2}, {1, 2})}}),
+               ShapeMismatch);
+  EXPECT_THROW(backward({.counts = counts, .factor = 1, .rows = {0, 2, lab.empty({2})}}), ShapeMismatch);
+  EXPECT_THROW(backward({.counts = counts, .factor = 1, .rows = {0, 0, {}}}), InvalidArgument);
 }
 
 TEST(RouteTopK, ReferenceBackwardIsTheGradient) {
@@ -143,7 +211,7 @@ TEST(RouteTopK, ReferenceBackwardIsTheGradient) {
     a.dgates = ref(dgates);
     a.dlogits = ref(dlogits);
     a.counts = counts.data();
-    a.balance = 0.25f;
+    a.balance = 0.25f * static_cast<float>(6 / k);  // 6 choices were counted
     ExpertsKernels::reference()->route_top_k(no_context(), a);
     ExpertsKernels::reference()->route_top_k_backward(no_context(), a);
     const auto loss = [&] {

@@ -65,14 +65,20 @@ TEST(RouteInGroups, MatchesReferenceForwardAndBackward) {
   for (const GroupCase& c :
        {GroupCase{1, 1, 1, 1, 1}, {7, 12, 3, 4, 2}, {33, 64, 8, 8, 4}, {5, 256, 8, 8, 4}, {9, 384, 8, 1, 1}})
     for (const bool normalised : {true, false})
-      for (const bool balanced : {true, false})
+      for (const int form : {0, 1, 2})
         expect_same_as_reference(
-            [&](Lab& lab) {
+            [&, balanced = form > 0, padded = form > 1](Lab& lab) {
               const ops::GroupChoice choice{c.groups, c.top_groups, normalised, 2.5f};
               const Tensor logits = lab.random({c.rows, c.experts}, 5), bias = lab.random({c.experts}, 6);
               const Tensor indices = lab.empty({c.rows, c.k}, DType::i32), gates = lab.empty({c.rows, c.k});
               ops::route_in_groups(lab.s, indices, gates, logits, bias, choice);
-              const ops::RowsOfSequences at{2, 3};
+              ops::RowsOfSequences at{2, 3, {}};
+              if (padded) {
+                std::vector<int32_t> lengths;
+                for (int64_t i = 0; i < (c.rows + 4) / 3; ++i)
+                  lengths.push_back(static_cast<int32_t>(3 - i % 4));
+                at.lengths = lab.ints({std::ssize(lengths)}, lengths);
+              }
               const Tensor counts = lab.empty({(c.rows + 4) / 3, c.experts}, DType::i32);
               ops::fill(lab.s, counts, 0);
               ops::count_choices(lab.s, counts, indices, at);
@@ -115,7 +121,7 @@ TEST(RouteInGroups, GradientsAreThoseOfDifferences) {
                                          .counts = counts.data()});
     std::vector<double> dx(x.size());
     a.dgates = ref(weights), a.dlogits = ref(dx);
-    a.counts = counts.data(), a.seq = kSequence, a.balance = 0.25f;
+    a.counts = counts.data(), a.seq = kSequence, a.balance = 0.25f * kChosen * kSequence;
     kernels.route_in_groups_backward(no_context(), a);
     expect_gradient(
         x, dx,
@@ -134,6 +140,49 @@ TEST(RouteInGroups, GradientsAreThoseOfDifferences) {
           return loss;
         },
         1e-6);
+  }
+}
+
+// Sequences of two rows in a call of four, with padding behind them, have the gradient and counts of sequences of two.
+TEST(RouteInGroups, PaddingIsNotCountedAndHasNoBalancingGradient) {
+  constexpr int64_t kExperts = 8, kChosen = 3;
+  const ops::GroupChoice choice{4, 2};
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    const auto run = [&](const Tensor& logits, const Tensor& dgates, const ops::RowsOfSequences& at) {
+      const int64_t rows = logits.size(0);
+      const Tensor indices = lab.empty({rows, kChosen}, DType::i32), gates = lab.empty({rows, kChosen});
+      ops::route_in_groups(lab.s, indices, gates, logits, {}, choice);
+      const Tensor counts = lab.empty({2, kExperts}, DType::i32), all = lab.empty({kExperts}, DType::i32);
+      ops::fill(lab.s, counts, 0);
+      ops::fill(lab.s, all, 0);
+      ops::count_choices(lab.s, counts, indices, at);
+      ops::count_choices(lab.s, all, indices, at);
+      const Tensor dlogits = lab.empty(logits.shape());
+      ops::route_in_groups_backward(lab.s, dlogits, dgates, logits, indices, choice, counts, 0.7f, at);
+      Indices counted = indices_of(lab, counts);
+      for (size_t e = 0; e < kExperts; ++e)
+        EXPECT_EQ(indices_of(lab, all)[e], counted[e] + counted[kExperts + e]) << kernels;
+      return std::pair{counted, lab.floats(dlogits)};
+    };
+    const Floats x = lab.floats(lab.random({8, kExperts}, 3)), d = lab.floats(lab.random({8, kChosen}, 4));
+    const auto rows_of = [](const Floats& v, std::initializer_list<int64_t> rows) {
+      const auto width = std::ssize(v) / 8;
+      Floats some;
+      for (const int64_t r : rows)
+        some.insert(some.end(), v.begin() + r * width, v.begin() + (r + 1) * width);
+      return some;
+    };
+    const auto [counts, gradient] =
+        run(lab.tensor({8, kExperts}, x), lab.tensor({8, kChosen}, d), {0, 4, lab.ints({2}, {2, 2})});
+    const auto [want_counts, want] = run(lab.tensor({4, kExperts}, rows_of(x, {0, 1, 4, 5})),
+                                         lab.tensor({4, kChosen}, rows_of(d, {0, 1, 4, 5})), {0, 2, {}});
+    EXPECT_EQ(counts, want_counts) << kernels;
+    EXPECT_EQ(bits(rows_of(gradient, {0, 1, 4, 5})), bits(want)) << kernels;
+    // Without a gradient of gates, that of padding is 0.
+    const Floats alone =
+        run(lab.tensor({8, kExperts}, x), lab.full({8, kChosen}, 0), {0, 4, lab.ints({2}, {2, 2})}).second;
+    EXPECT_THAT(rows_of(alone, {2, 3, 6, 7}), testing::Each(0.0f)) << kernels;
   }
 }
 

@@ -14,6 +14,7 @@
 #include <sherd/train/data/token_format.h>
 #include <sherd/train/data/token_windows.h>
 
+#include "example_files.h"
 #include "support/message_of.h"
 #include "temporary_folder.h"
 
@@ -25,37 +26,10 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Tokens = std::vector<int32_t>;
 
-template <class T>
-void put_all(std::ofstream& out, const std::vector<T>& values) {
-  out.write(reinterpret_cast<const char*>(values.data()),
-            static_cast<std::streamsize>(values.size() * sizeof(T)));
-}
-
-// As scripts/tokenize.py --chat writes them.
 std::shared_ptr<const TokenStream> stream_of(const TemporaryFolder& folder,
                                              const std::vector<Tokens>& examples) {
   const std::filesystem::path prefix = folder.path() / "chats";
-  std::vector<int32_t> lengths;
-  std::vector<int64_t> begins, bounds{0};
-  int64_t bytes = 0;
-  std::ofstream bin(prefix.string() + ".bin", std::ios::binary);
-  for (const Tokens& e : examples) {
-    put_all(bin, e);
-    lengths.push_back(static_cast<int32_t>(e.size()));
-    begins.push_back(bytes);
-    bytes += 4 * std::ssize(e);
-    bounds.push_back(std::ssize(bounds));
-  }
-  bin.close();
-  std::ofstream idx(prefix.string() + ".idx", std::ios::binary);
-  idx.write("MMIDIDX\0\0", 9);
-  put_all(idx, std::vector<uint64_t>{1});
-  idx.put(4);
-  put_all(idx, std::vector<uint64_t>{examples.size(), bounds.size()});
-  put_all(idx, lengths);
-  put_all(idx, begins);
-  put_all(idx, bounds);
-  idx.close();
+  write_examples(prefix, examples);
   return std::make_shared<const TokenStream>("chats",
                                              std::vector{open_token_file(prefix, TokenFormat::megatron)});
 }
@@ -92,6 +66,8 @@ TEST(ExampleRows, LearnedTokensAreTargetsAndTheRestIsContext) {
   EXPECT_THAT(second.targets, ElementsAre(3, -1, -1, -1, -1, -1));
   EXPECT_EQ(rows.learned(0), 2);
   EXPECT_EQ(rows.learned(1), 1);
+  EXPECT_EQ(rows.places(0), 4);
+  EXPECT_EQ(rows.places(1), 1);
   EXPECT_DOUBLE_EQ(rows.filled(), 5.0 / 12);
 }
 
@@ -111,6 +87,8 @@ TEST(ExampleRows, PackedRowsHaveTheirExamplesInOrder) {
   EXPECT_THAT(second.starts, ElementsAre(0, 0, 0, 0, 0, 5));
   EXPECT_THAT(third.starts, ElementsAre(0, 0, 0, 0, 0, 0));
   EXPECT_EQ(rows.learned(0), 2);
+  EXPECT_EQ(rows.places(0), 5);
+  EXPECT_EQ(rows.places(2), 6);
   EXPECT_DOUBLE_EQ(rows.filled(), 17.0 / 18);
 }
 
