@@ -77,6 +77,14 @@ ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const std::vector<std::strin
   return a;
 }
 
+std::vector<std::string> ShardAxes::others() const {
+  std::vector<std::string> names;
+  for (auto& axis : mesh)
+    if (axis.size > 1 && !contains(shard, axis.name) && !contains(replicate, axis.name))
+      names.push_back(axis.name);
+  return names;
+}
+
 int ShardAxes::world() const { return flatten(mesh, state_split).ranks; }
 
 int ShardAxes::cell() const { return flatten(mesh, state_split).index; }

@@ -65,6 +65,9 @@ struct ShardAxes {
   /// Ranks whose batches a gradient is averaged over.
   int divisor = 1;
 
+  /// Returns the dimensions of more than one rank that are not data-parallel, in the mesh's order. Their ranks
+  /// compute the gradients of parameters that are not cut over them each for itself.
+  std::vector<std::string> others() const;
   /// Returns the number of ranks of the layout: those over which the state is split.
   int world() const;
   /// Returns this rank's index among them.

@@ -92,7 +92,7 @@ Var attention(const Var& qkv, const AttentionOptions& o) {
       [in, out, lse, batch, kv_heads, o](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dqkv = like(in), dout = call.output().tensor(out);
         ops::attention_backward(s, dqkv, dout, out, lse, in, batch, o.heads, kv_heads, o.window, o.starts);
-        if (o.sinks.defined() && o.sinks.trainable())
+        if (o.sinks.defined() && !o.sinks.frozen())
           ops::sinks_backward(s, o.sinks.grad(), dout, out, lse, sinks_of(s, o));
         return {dqkv};
       },

@@ -44,7 +44,7 @@ Tape* tape_of(const std::vector<Var>& inputs, const std::vector<Parameter>& para
   for (const Var& x : inputs)
     if (x.tape() != nullptr) return x.tape();
   for (const Parameter& p : parameters)
-    if (p.trainable())
+    if (!p.frozen())
       if (auto* const tape = dynamic_cast<Tape*>(p.recorder())) return tape;
   return nullptr;
 }
@@ -63,7 +63,7 @@ std::vector<Var> functions(const std::vector<Var>& inputs,
   Tape* const tape = detail::tape_of(inputs, parameters);
   if (tape == nullptr) return {outputs.begin(), outputs.end()};
   const bool trains =
-      std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.trainable(); });
+      std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return !p.frozen(); });
   return tape->record(
       inputs, std::move(outputs), trains,
       [&stream, f = std::move(backward), parameters, name](const BackwardCall& call) {

@@ -24,7 +24,8 @@ namespace sherd::nn {
 ///
 /// A parameter in it is used by data() in forward and by grad_for_overwrite() or grad() in backward, inside the
 /// forward of a module below the one that was wrapped with it; name it in `parameters`, so that the operation is
-/// recorded although no input needs a gradient, or is on a tape at all.
+/// recorded although no input needs a gradient, or is on a tape at all. While it is frozen() it has no gradient, and
+/// `backward` asks for none.
 /// @param name for errors: by default the function that contains the call. A string literal
 /// @throws InvalidArgument for inputs on two tapes; ShapeMismatch naming the inputs' shapes and the parameters, when
 /// `forward` or `backward` throws it.

@@ -92,8 +92,8 @@ Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Para
         const Tensor dy = call.output().tensor(in.device(), out, in.dtype());
         const Tensor dx = call.wants(0) ? like(in) : Tensor();
         // Asked for also where no row came: the gradients of this call are zeros then, not missing.
-        const GradTarget dw = w.trainable() ? w.grad_for_overwrite() : GradTarget{};
-        const Tensor dbias = bias.defined() && bias.trainable() ? bias.grad() : Tensor();
+        const GradTarget dw = w.frozen() ? GradTarget{} : w.grad_for_overwrite();
+        const Tensor dbias = bias.defined() && !bias.frozen() ? bias.grad() : Tensor();
         for_groups(
             s, offsets,
             [&](int64_t e, int64_t begin, int64_t end) {

@@ -14,12 +14,12 @@ namespace {
 using detail::like;
 
 void bias_backward(Stream& s, const Parameter& bias, const Tensor& dy) {
-  if (bias.defined() && bias.trainable()) ops::bias_backward(s, bias.grad(), dy);
+  if (bias.defined() && !bias.frozen()) ops::bias_backward(s, bias.grad(), dy);
 }
 
 // dw += dy^T x; the first product of a step replaces what the memory holds (beta is 0 then).
 void weight_backward(Stream& s, const Parameter& w, const Tensor& dy, const Tensor& x) {
-  if (!w.trainable()) return;
+  if (w.frozen()) return;
   const GradTarget dw = w.grad_for_overwrite();
   ops::gemm(s, dw.grad, dy, true, x, false, 1, dw.beta);
 }

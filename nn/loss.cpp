@@ -22,7 +22,7 @@ using detail::like_wide;
 
 bool recorded(const Var& x, const Parameter& w) {
   const Tape* const tape = detail::tape_of({x}, {w});
-  return tape != nullptr && tape->recording() && (x.requires_grad() || w.trainable());
+  return tape != nullptr && tape->recording() && (x.requires_grad() || !w.frozen());
 }
 
 // The rows [begin, end) of a chunk, and how it is computed.
@@ -121,7 +121,7 @@ CrossEntropy linear_cross_entropy(const Var& x, const Parameter& w, const Tensor
           const ops::Columns dlogits = there ? *std::exchange(*kept, {}) : weights.logits(s, rows);
           if (!there) ops::cross_entropy_backward(s, dlogits, dlogits, head.targets.flat(begin, end), scale);
           scale_by(s, dlogits.matrix, g);
-          const GradTarget dw = head.w.trainable() ? head.w.grad_for_overwrite() : GradTarget{};
+          const GradTarget dw = head.w.frozen() ? GradTarget{} : head.w.grad_for_overwrite();
           weights.backward(s, dlogits, rows, dw.grad, dw.beta, dx.defined() ? dx.rows(begin, end) : Tensor());
         });
         return {dx};

@@ -20,7 +20,7 @@ void add_gradient(Stream& s, const TensorParallel& tp, const Parameter& w, const
     if (target.beta == 0) ops::fill(s, target.grad, 0);
     add(target.grad);
   };
-  w.trainable() ? add_summed(s, tp, w, write) : write({like_wide(beside, w.shape()), 0});
+  w.frozen() ? write({like_wide(beside, w.shape()), 0}) : add_summed(s, tp, w, write);
 }
 
 struct RowsGradient {
@@ -80,7 +80,7 @@ Var layer_norm(const Var& x, const Parameter& w, const Parameter& bias, float ep
         add_gradient(s, tp, w, in, [&](const Tensor& dw) {
           ops::layer_norm_backward(s, to.dx, dw, dy, rows, weight, mean, rstd, to.addend);
         });
-        if (bias.defined() && bias.trainable())
+        if (bias.defined() && !bias.frozen())
           add_gradient(s, tp, bias, in, [&](const Tensor& sums) { ops::bias_backward(s, sums, dy); });
         return {as_dtype(s, to.dx, in.dtype())};
       },

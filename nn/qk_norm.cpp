@@ -62,7 +62,7 @@ struct Normed {
       if (dw.beta == 0) ops::fill(s, dw.grad, 0);
       ops::rms_norm_backward(s, d_in, dw.grad, d, in, w, rstd, {}, whole);
     };
-    weight.trainable() ? add_summed(s, tp, weight, into) : into({like_f32(in, weight.shape()), 0});
+    weight.frozen() ? into({like_f32(in, weight.shape()), 0}) : add_summed(s, tp, weight, into);
     heads.scatter(s, dx, as_dtype(s, d_in, dx.dtype()));
   }
   /// Of x^2 over the rows here, with dy of dy * w * x.

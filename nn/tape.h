@@ -98,12 +98,14 @@ class Tape : public ForwardRecorder {
   /// the next backward() or clear(). Read it only: other leaves may share its memory.
   Tensor gradient(const Var& leaf) const;
 
-  /// Adds the gradients of `objective`, starting with `seed` for each of its elements, to all parameters from
-  /// which it was computed. Queues the operations and returns.
-  /// @throws InvalidArgument when the objective is on another tape or none, was computed before the latest
-  /// backward() or clear(), or depends on nothing that has a gradient; ShapeMismatch for a seed, or a
-  /// gradient that a function returns, of another shape or dtype than its value.
-  void backward(const Var& objective, Gradient seed = Gradient::constant(1));
+  /// Adds the gradients of `objective` to all parameters from which it was computed. Queues the operations
+  /// and returns.
+  /// @param seed the gradient of the objective's elements. Not defined(): 1, for an objective of one element;
+  /// one of several elements needs a seed. Gradient::constant(1) differentiates the sum of the elements.
+  /// @throws InvalidArgument when the objective has other than one element and no seed, is on another tape or
+  /// none, was computed before the latest backward() or clear(), or depends on nothing that has a gradient;
+  /// ShapeMismatch for a seed, or a gradient that a function returns, of another shape or dtype than its value.
+  void backward(const Var& objective, Gradient seed = {});
   /// Forgets everything, and drops the units' pending backwards; nothing is reduced. Without effect inside a
   /// module's forward or a function's backward on this tape.
   void clear() noexcept;
@@ -216,7 +218,7 @@ class NoGrad {
   Tape& tape_;
 };
 
-/// Calls x.tape()->backward(x). @throws InvalidArgument for a value without a tape.
+/// Calls objective.tape()->backward(objective), for one element. @throws InvalidArgument for a value without a tape.
 void backward(const Var& objective);
 
 }  // namespace sherd::nn

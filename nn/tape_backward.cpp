@@ -228,8 +228,18 @@ void Tape::backward(const Var& objective, Gradient seed) {
     throw InvalidArgument(
         "backward() inside a module's forward or a function's backward on the same tape; let that return "
         "first");
-  check(seed, values_[static_cast<size_t>(objective.id_)], nullptr);
-  values_[static_cast<size_t>(objective.id_)].gradient = std::move(seed);
+  Value& value = values_[static_cast<size_t>(objective.id_)];
+  if (!seed.defined()) {
+    if (numel_of(value.shape) != 1)
+      throw InvalidArgument(fmt::format(
+          "backward() of a value {} without a gradient: only a value of one element has the gradient 1; make "
+          "one "
+          "by nn::sum() or nn::mean(), or give the gradient of each element: backward(value, gradient)",
+          to_string(value.shape)));
+    seed = Gradient::constant(1);
+  }
+  check(seed, value, nullptr);
+  value.gradient = std::move(seed);
   leaves_.clear();
   try {
     Pass(*this).run();

@@ -1,5 +1,7 @@
 #include <sherd/nn/tensor_parallel.h>
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include <sherd/kernels/copy/copy.h>
@@ -75,12 +77,18 @@ Var TensorParallel::split_rows(const Var& x) const {
 
 Var TensorParallel::gather_rows(const Var& x, int64_t n) const {
   if (size() == 1) return x;
-  return function(
-      {x}, [&](Stream& s) { return all_rows(s, x.value(), n); },
-      [tp = *this, device = &x.device(), shape = Shape{n, x.size(1)}, dtype = x.dtype()](
-          Stream&, const BackwardCall& call) -> std::vector<Gradient> {
-        return {tp.own_rows(call.output().tensor(*device, shape, dtype))};
-      });
+  if (x.requires_grad() && x.tape()->training())
+    throw InvalidArgument(
+        fmt::format("TensorParallel::gather_rows(): x {} on rank {} of {} needs a gradient, which depends on "
+                    "what the ranks compute "
+                    "from the gathered rows; call SequenceRows::enter() where each rank computes another "
+                    "part of the objective "
+                    "(backward sums the ranks' gradients), SequenceRows::enter_both().whole where all ranks "
+                    "compute the same "
+                    "(backward takes this rank's rows), or evaluate inside nn::NoGrad",
+                    to_string(x.value().shape()), rank(), size()));
+  const Tensor all = all_rows(x.stream(), x.value(), n);
+  return x.tape() != nullptr ? x.tape()->input(all) : Var(all);
 }
 
 Parameter TensorParallel::cut(Parameter p, int dim) const {

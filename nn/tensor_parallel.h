@@ -46,8 +46,10 @@ struct TensorParallel {
   /// Returns this rank's part of the rows of x [n, d], which is the same on all ranks. Backward gathers the
   /// parts' gradients on every rank.
   Var split_rows(const Var& x) const;
-  /// Gathers all n rows on every rank from x, this rank's part. The gradient of the result is the same on all
-  /// ranks; backward takes this rank's part of it.
+  /// Gathers all n rows on every rank from x, this rank's part; for evaluation, without a backward. In
+  /// training, SequenceRows::enter() gathers rows for functions of which each rank computes another part (a
+  /// contrastive loss of the rank's own rows), enter_both().whole for those that all ranks compute alike.
+  /// @throws InvalidArgument for an x that needs a gradient, outside of NoGrad, in a group of several ranks.
   Var gather_rows(const Var& x, int64_t n) const;
 
   /// Returns this rank's part of the rows of `all` [n, d]; no copy.

@@ -19,7 +19,7 @@ Var value(const Parameter& p) {
         return copy;
       },
       [p, dtype = p.data().dtype()](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        if (!p.trainable()) return {};
+        if (p.frozen()) return {};
         const GradTarget to = p.grad_for_overwrite();
         const Tensor dy = call.output().tensor(to.grad.device(), p.shape(), dtype);
         if (to.beta == 0)

@@ -49,7 +49,7 @@ struct VocabHead {
     ops::vocab_parallel_backward(s, logits, logits, lse.flat(begin, end), targets.flat(begin, end), part(),
                                  scale);
     scale_by(s, logits.matrix, objective);
-    const GradTarget dw = w.trainable() ? w.grad_for_overwrite() : GradTarget{};
+    const GradTarget dw = w.frozen() ? GradTarget{} : w.grad_for_overwrite();
     weights.backward(s, logits, x.rows(begin, end),
                      dw.grad.defined() ? dw.grad.rows(0, cut.tokens()) : Tensor(), dw.beta,
                      dx.defined() ? dx.rows(begin, end) : Tensor());

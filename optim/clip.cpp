@@ -17,7 +17,8 @@ namespace {
 
 // The words are exact integer sums, equal on all ranks and independent of the order of addition.
 float norm_of(NormKind kind, std::span<const int64_t> words, float largest) {
-  if (words[ExactSum::kNonFinite] != 0) return std::numeric_limits<float>::quiet_NaN();
+  if (words[ExactSum::kNonFinite] != 0 || words[ExactSum::kElsewhere] != 0)
+    return std::numeric_limits<float>::quiet_NaN();
   switch (kind) {
     case NormKind::one:
       return static_cast<float>(ExactSum::value(words));
@@ -65,20 +66,20 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
           const std::span<const int64_t> words(total.data<int64_t>(), ExactSum::kWords);
           stats->norm = norm_of(kind, words, host_largest.defined() ? *host_largest.data<float>() : 0);
           stats->zeros = words[ExactSum::kZeros];
-          stats->non_finite = words[ExactSum::kNonFinite];
+          // Those of ignored parameters, and of copies on other ranks, are in no sum.
+          stats->non_finite =
+              words[ExactSum::kNonFinite] != 0 ? words[ExactSum::kNonFinite] : words[ExactSum::kElsewhere];
         });
       });
   // The sums are equal on all ranks, so all of them throw or none.
   if (options.error_if_nonfinite) {
     stream.synchronize();
-    const int64_t elsewhere = total.data<int64_t>()[ExactSum::kElsewhere];
-    if (!std::isfinite(stats->norm) || elsewhere != 0)
-      throw Error(fmt::format(
-          "{}: clip_grad_norm: the gradients are not finite (norm {}, {} elements inf or NaN{}); skip the "
-          "batch by "
-          "zero_grad(), or let Optimizer::step() skip it without ClipOptions::error_if_nonfinite",
-          device.label(), stats->norm, stats->non_finite,
-          elsewhere > stats->non_finite ? ", others of ignored parameters or on single ranks" : ""));
+    if (!std::isfinite(stats->norm))
+      throw Error(
+          fmt::format("{}: clip_grad_norm: the gradients are not finite (norm {}, {} elements inf or NaN); "
+                      "skip the batch by "
+                      "zero_grad(), or let Optimizer::step() skip it without ClipOptions::error_if_nonfinite",
+                      device.label(), stats->norm, stats->non_finite));
   }
   // A max_norm of 0 only measures; a factor of 1 leaves the bits of gradients unchanged.
   if (max_norm > 0 && !options.in_update) ops::scale_by(stream, clipped_pieces(runtime, set), factor);

@@ -12,8 +12,12 @@ class Optimizer;
 
 /// Statistics of the gradients *before* clipping; the compute stream fills them in.
 struct GradientStats {
-  float norm = 0;     // L2 or the requested norm of the averaged gradients; sums are exact, rounded once
+  /// L2 or the requested norm of the averaged gradients; sums are exact, rounded once. NaN when any element is
+  /// inf or NaN, also one that belongs to no norm.
+  float norm = 0;
   int64_t zeros = 0;  // elements equal to zero
+  /// Elements that are inf or NaN. Without any among those of the norm: the number on all ranks in ignored
+  /// parameters, and in copies of a parameter that should be equal on several ranks but differ.
   int64_t non_finite = 0;
 };
 
@@ -34,7 +38,8 @@ struct ClipOptions {
 /// Every element of the global model counts once. Padding and ignored parameters never count, and ignored
 /// parameters are not scaled. Pieces of a tensor- or expert-parallel parameter are summed over their mesh
 /// dimension, too; values that are equal on all ranks of a dimension are not. It needs one all-reduce for
-/// each mesh dimension that shards gradients (of each mesh, when parameters use several), none otherwise. The
+/// each mesh dimension that shards gradients or is not data-parallel (of each mesh, when parameters use
+/// several), none otherwise. The
 /// sum of squares (of magnitudes for NormKind::one) is exact (ExactSum). So the same gradients give the same
 /// norm, in bits, under every strategy, layout and number of ranks, data- or tensor-parallel.
 /// NormKind::infinity needs one more pass over the gradients and one more all-reduce, over all ranks. A
@@ -44,9 +49,9 @@ struct ClipOptions {
 ///
 /// The same sums decide whether the step is taken (ShardRuntime::skip(), read by Optimizer::step()). It is
 /// taken when the norm is a finite f32 and no element is inf or NaN on any rank. This includes ignored
-/// parameters, and elements that should be equal on several ranks but differ. It needs no further all-reduce,
-/// with one exception: one over all ranks when there are ignored parameters and no mesh's dimensions shard
-/// gradients over all of its ranks (strategy no_shard, replicas).
+/// parameters, and elements that tensor-parallel ranks compute each for itself and that should be equal but
+/// differ. It needs no further all-reduce, with one exception: one over all ranks when there are ignored
+/// parameters and the others do not span all ranks of any mesh (strategy no_shard, replicas).
 /// @throws CommError when an earlier all-reduce has shown that ranks used different units, or different
 /// learning rates (ShardRuntime::served(): it is part of these sums; under strategies whose sums do not span
 /// all ranks, in every 64th step); InvalidArgument for max_norm < 0 or NaN, or when gradients are not final

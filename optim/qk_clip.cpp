@@ -28,6 +28,7 @@ std::vector<ProjectedHeads> projections(const AttentionHeads& a) {
 // several ranks.
 void add_pieces(std::vector<HeadScaleSegment>& pieces, const AttentionHeads& a, const ProjectedHeads& p,
                 const Tensor& factors) {
+  if (p.param.frozen()) return;
   const Tensor shard = p.param.shard();
   const ParamRange range = p.param.shard_range();
   const int64_t columns = p.param.shape().size() == 2 ? p.param.shape()[1] : 1;

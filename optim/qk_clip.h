@@ -28,14 +28,14 @@ struct QkClipOptions {
 /// all ranks' query heads are gathered (one more all-gather for all such layers together), and every rank
 /// scales all of these key heads alike.
 ///
-/// A skipped step scales nothing. A head with a non-finite maximum is unchanged. The same bits under every
+/// A skipped step scales nothing. A projection that ShardRuntime::set_frozen() has frozen is unchanged. A head with a non-finite maximum is unchanged. The same bits under every
 /// strategy, layout and number of tensor-parallel ranks.
 class QkClip : public AfterUpdate {
  public:
   /// Makes the clip. Collective.
   /// @param layers the layers whose maxima forwards raise; heads of this tensor-parallel rank.
   /// @throws InvalidArgument for tau that is not positive and finite, no layers, and naming parameters that
-  /// are not of this model, or frozen, or whose rows make heads twice (tied projections), and for key heads
+  /// are not of this model, or excluded from training by freeze(), or whose rows make heads twice (tied projections), and for key heads
   /// that several ranks hold and that cannot be scaled alike; ShapeMismatch on every rank when ranks have
   /// different layers or tau.
   QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layers,

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <climits>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -54,6 +55,17 @@ void reserve_standard_streams() {
     if (::fcntl(stream, F_GETFD) != -1 || errno != EBADF) continue;
     ::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // takes the smallest free number
   }
+}
+
+void report_file_size_limit() {
+  struct sigaction before = {};
+  if (::sigaction(SIGXFSZ, nullptr, &before) != 0 || before.sa_handler != SIG_DFL) return;
+  // A handler, as exec() resets it: SIG_IGN would pass to the programs that this one starts.
+  struct sigaction action = {};
+  action.sa_handler = [](int) {};
+  action.sa_flags = SA_RESTART;
+  ::sigemptyset(&action.sa_mask);
+  ::sigaction(SIGXFSZ, &action, nullptr);
 }
 
 void print_error(const std::string& program, const std::string& text) noexcept {

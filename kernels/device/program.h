@@ -24,6 +24,10 @@ void bound_spinning(char** argv);
 /// opened.
 void reserve_standard_streams();
 
+/// Makes a write beyond the limit on file sizes (ulimit -f) fail with EFBIG, as on a full disk, instead of
+/// ending the program by SIGXFSZ. Programs that this one starts get the signal as this one got it.
+void report_file_size_limit();
+
 /// Prints "PROGRAM: TEXT" as a line to stderr, the text as by printable_lines(). Text that cannot be written
 /// is lost: a full or closed stderr does not end the program.
 void print_error(const std::string& program, const std::string& text) noexcept;

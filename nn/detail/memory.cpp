@@ -35,7 +35,7 @@ Tensor like_wide(const Tensor& x, Shape shape) {
 
 Tensor gradient_of(Stream& s, const Parameter& p, const Tensor& beside) {
   if (!p.defined()) return {};
-  if (p.trainable()) return p.grad();
+  if (!p.frozen()) return p.grad();
   Tensor unused = like_wide(beside, p.shape());
   ops::fill(s, unused, 0);
   return unused;

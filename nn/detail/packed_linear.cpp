@@ -104,20 +104,20 @@ struct Packed {
 
   void weight_backward(Stream& s, const Tensor& dy, const Tensor& x) const {
     for_each([&](size_t i, int64_t at) {
-      if (!weights[i].trainable()) return;
+      if (weights[i].frozen()) return;
       const GradTarget dw = weights[i].grad_for_overwrite();
       const ops::Columns d{dy, at, out(i)};
       transposed ? ops::gemm_columns(s, dw.grad, d, true, x, false, dw.beta)
                  : ops::gemm_columns(s, dw.grad, x, true, d, false, dw.beta);
     });
     bool trains = false;
-    for (const Parameter& b : biases) trains = trains || b.trainable();
+    for (const Parameter& b : biases) trains = trains || !b.frozen();
     if (!trains) return;
     const Tensor sums = like_wide(dy, {dy.size(1)});
     ops::fill(s, sums, 0);
     ops::bias_backward(s, sums, dy);
     for_each([&](size_t i, int64_t at) {
-      if (biases[i].trainable()) ops::scaled_add(s, biases[i].grad(), 1, sums.flat(at, at + out(i)));
+      if (!biases[i].frozen()) ops::scaled_add(s, biases[i].grad(), 1, sums.flat(at, at + out(i)));
     });
   }
 

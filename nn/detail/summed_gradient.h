@@ -11,7 +11,7 @@ namespace sherd::nn::detail {
 /// them. `write` writes every element with the beta that it gets. A collective of `tp`, unless w is frozen.
 template <class F>
 void add_summed(Stream& s, const TensorParallel& tp, const Parameter& w, F write) {
-  if (!w.trainable()) return;
+  if (w.frozen()) return;
   const GradTarget target = w.grad_for_overwrite();
   if (tp.size() == 1) return write(target);
   // What is there already has been summed.

@@ -55,7 +55,7 @@ Tensor write_served(ShardRuntime& runtime, const Tensor& sums, int64_t at) {
 // words are summed over all dims on their way; so are the words of what was served, which stand behind it.
 struct MeshSums {
   const DeviceMesh* mesh;
-  std::vector<std::string> dims;  // that spread anything, in the mesh's order
+  std::vector<std::string> dims;  // that spread anything or have separate copies, in the mesh's order
   Tensor sums;
 
   int64_t index_of(const std::vector<std::string>& of) const {
@@ -101,6 +101,9 @@ std::vector<MeshSums> find_meshes(const std::vector<ParamGroup*>& groups, const 
     auto it = std::find_if(all.begin(), all.end(),
                            [&](const MeshSums& m) { return identity(*m.mesh) == identity(g->mesh()); });
     if (it == all.end()) it = all.insert(all.end(), {&g->mesh(), {}, {}});
+    // Ranks of the other dimensions compute the gradient of an uncut parameter each for itself, so that a
+    // non-finite one may be on one of them alone. Data-parallel copies come out of one reduction.
+    for (auto& d : g->axes().others()) it->dims.push_back(d);
     for (auto& p : chosen)
       for (auto& d : g->axes().spread_over(p.tensor_shard())) it->dims.push_back(d);
   }

@@ -20,13 +20,13 @@ struct GradientSums {
 /// Both queue on the compute stream, after the pending reductions, and count every element of the global
 /// model once; see clip_grad_norm(). In ExactSum::kElsewhere they leave the number of non-finite elements on
 /// any rank, of any parameter: 0 on every rank or on none. Of parameters whose gradients are final, those in `set`
-/// alone unless it is null. That takes in ignored parameters, and parameters
-/// whose gradients should be the same along a dimension, but are not, where that dimension spreads gradients of
-/// others of their mesh.
+/// alone unless it is null. That takes in ignored parameters, and parameters that tensor-parallel ranks hold
+/// uncut, whose gradients should be the same on these ranks, but are not.
 
-/// One pair of tensors for each mesh. One all-reduce for each mesh dimension that spreads gradients. Where no mesh's
-/// dimensions spread gradients over all of its ranks, one more over all ranks: when there are ignored parameters,
-/// else in every 64th step (ShardRuntime::comparison_due()), for what was served.
+/// One pair of tensors for each mesh. One all-reduce for each mesh dimension that spreads gradients or is not
+/// data-parallel (ShardAxes::others()). Where no mesh's dimensions of these kinds span all of its ranks, one more over
+/// all ranks: when there are ignored parameters, else in every 64th step (ShardRuntime::comparison_due()), for what
+/// was served.
 /// NormKind::one sums magnitudes in the place of squares.
 GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, NormKind kind = NormKind::two);
 

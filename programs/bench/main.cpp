@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
   using namespace sherd_bench;
   sherd::bound_spinning(argv);
   sherd::reserve_standard_streams();
+  sherd::report_file_size_limit();
   CLI::App app{"sherd_bench: ratios of times, each pair measured in turn in one run"};
   app.set_version_flag("--version", [] {
     std::string text = sherd::version_text("sherd_bench");

@@ -85,5 +85,6 @@ int main_of(int argc, const char* const* argv) {
 
 int main(int argc, char** argv) {
   sherd::reserve_standard_streams();
+  sherd::report_file_size_limit();
   return sherd::tools::main_of(argc, argv);
 }

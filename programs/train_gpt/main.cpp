@@ -398,5 +398,6 @@ int main_of(int argc, const char* const* argv) {
 int main(int argc, char** argv) {
   sherd::bound_spinning(argv);
   sherd::reserve_standard_streams();
+  sherd::report_file_size_limit();
   return train_gpt::main_of(argc, argv);
 }

@@ -281,5 +281,6 @@ int main_of(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   sherd::reserve_standard_streams();
+  sherd::report_file_size_limit();
   return libtorch_gpt::main_of(argc, argv);
 }

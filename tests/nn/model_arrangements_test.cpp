@@ -83,6 +83,51 @@ TEST(Arrangements, ExpertsAndTensorParallelRanksGiveWhatOneRankGives) {
     expect_near(train(m, a), want, a.name);
 }
 
+// Every third parameter is frozen by set_frozen(), in each of three ways.
+TEST(Arrangements, FrozenParametersLeaveTheOthersTheirGradients) {
+  for (const char* family : {"gpt2", "qwen3_moe", "deepseek_v3", "olmo2", "gemma3_text", "gpt_oss"})
+    for (const bool adapters : {false, true}) {
+      const ModelDescription m = described(family);
+      Arrangement a{.name = family,
+                    .ranks = 4,
+                    .tp = 2,
+                    .ep = m.mixture.experts > 0 ? 2 : 1,
+                    .sequence_parallel = true};
+      if (adapters) a.lora = {.rank = 2, .alpha = 4, .targets = "attn|attention"};
+      launch(a.ranks, [&](RankContext& rank) {
+        ArrangedModel arranged(rank, m, a, 5);
+        nn::CausalModel& model = *arranged.model;
+        arranged.shard();
+        ShardRuntime& runtime = runtime_of(model);
+        nn::Tape tape;
+        const auto gradients = [&] {
+          tape.backward(model(tape.input(tokens(*rank.device, m, {2, kSeq}, 2 * arranged.data_rank, 0)),
+                              tokens(*rank.device, m, {2, kSeq}, 2 * arranged.data_rank, 1), 0.1f)
+                            .objective);
+          runtime.wait_gradients();
+          std::map<std::string, std::vector<float>> all;
+          for (auto& [name, p] : model.named_parameters())
+            if (p.trainable() && p.group().grad_final(p.index_in_group()))
+              all[name] = ops::to_floats(rank.device->compute(), p.grad_shard());
+          zero_grad(model);
+          return all;
+        };
+        const auto want = gradients();
+        for (size_t which = 0; which < 3; ++which) {
+          std::vector<Parameter> frozen;
+          size_t i = which;
+          for (auto& [name, p] : model.named_parameters())
+            if (p.trainable() && i++ % 3 == 0) frozen.push_back(p);
+          runtime.set_frozen(frozen, true);
+          const auto got = gradients();
+          EXPECT_EQ(got.size(), want.size() - frozen.size()) << family;
+          for (auto& [name, values] : got) EXPECT_EQ(values, want.at(name)) << family << " " << name;
+          runtime.set_frozen(frozen, false);
+        }
+      });
+    }
+}
+
 TEST(Arrangements, GatesThatAreNotNormalisedTrainAlike) {
   ModelDescription m = described("qwen3_moe");
   m.init_std = 0.2f;

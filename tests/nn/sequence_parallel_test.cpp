@@ -1,11 +1,13 @@
 // Rows between tensor-parallel regions, split over the ranks: the sums and gathers, models on them, memory
 // and bytes.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
 #include "arranged_training.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
@@ -13,6 +15,8 @@ namespace {
 using nn::ModelDescription;
 using nn::SequenceRows;
 using nn::Var;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 ModelDescription with_large_weights(const char* family) {
   ModelDescription m = GoldenFolder(family).description;
@@ -63,6 +67,54 @@ TEST(SequenceRows, RegionsSeeWhatTheySeeOfWholeRows) {
         EXPECT_EQ(got.first, own(want.first)) << "ranks " << ranks << ", rows " << n;
         EXPECT_EQ(got.second, own(want.second)) << "ranks " << ranks << ", rows " << n;
       });
+}
+
+TEST(SequenceRows, GatheredRowsWithoutABackwardAreRefusedInTraining) {
+  for (const int ranks : {1, 2, 3})
+    launch(ranks, [&](RankContext& rank) {
+      Stream& s = rank.device->compute();
+      const auto tp = nn::TensorParallel::of(DeviceMesh(rank.world, {{"tp", ranks}}));
+      const Tensor x = filled(*rank.device, {5, 2}, 1);
+      const auto want = ops::to_floats(s, x);
+      nn::Tape tape;
+      const Var part = tape.leaf(tp.own_rows(x));
+      EXPECT_EQ(ops::to_floats(s, tp.gather_rows(tape.input(part.value()), 5).value()), want);
+      EXPECT_EQ(ops::to_floats(s, tp.gather_rows(Var(part.value()), 5).value()), want);
+      {
+        const nn::NoGrad evaluates(tape);
+        EXPECT_EQ(ops::to_floats(s, tp.gather_rows(part, 5).value()), want);
+      }
+      if (ranks == 1) {
+        tape.backward(nn::sum(tp.gather_rows(part, 5)));
+        EXPECT_EQ(ops::to_floats(s, tape.gradient(part)), std::vector<float>(10, 1));
+      } else {
+        EXPECT_THAT(message_of<InvalidArgument>([&] { tp.gather_rows(part, 5); }),
+                    AllOf(HasSubstr("gather_rows()"), HasSubstr("SequenceRows::enter()"),
+                          HasSubstr("enter_both().whole"), HasSubstr("rank " + std::to_string(tp.rank()))));
+      }
+    });
+}
+
+// Each rank's part of the objective compares its rows with those of all ranks.
+TEST(SequenceRows, AContrastiveObjectiveHasTheGradientsOfOneRank) {
+  const int64_t n = 5;
+  for (const int ranks : {1, 2, 3, 4})
+    launch(ranks, [&](RankContext& rank) {
+      Stream& s = rank.device->compute();
+      const SequenceRows rows{nn::TensorParallel::of(DeviceMesh(rank.world, {{"tp", ranks}})), n, true};
+      const Tensor x = filled(*rank.device, {n, 3}, 1);
+      const auto gradient = [&](const Tensor& own, const SequenceRows& of) {
+        nn::Tape tape;
+        const Var leaf = tape.leaf(own);
+        tape.backward(nn::sum(nn::power(nn::matmul(leaf, nn::transpose(of.enter(leaf))), 2)));
+        return ops::to_floats(s, tape.gradient(leaf));
+      };
+      const std::vector<float> all = gradient(x, {}), mine = gradient(rows.tp.own_rows(x), rows);
+      const int64_t begin = rows.splits() ? rows.tp.begin_of(n, rows.tp.rank()) : 0;
+      for (size_t i = 0; i < mine.size(); ++i)
+        EXPECT_EQ(mine[i], all[static_cast<size_t>(begin * 3) + i]) << ranks << " ranks, " << i;
+      EXPECT_EQ(mine.size(), static_cast<size_t>(rows.here() * 3));
+    });
 }
 
 TEST(SequenceRows, ValuesOfOtherRowsAreRefusedOnEveryRank) {

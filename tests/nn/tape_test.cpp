@@ -116,6 +116,24 @@ TEST_F(TapeTest, GradientsOfAnotherShapeAreRefused) {
   EXPECT_THROW(tape.backward(nn::sum(tape.leaf(tensor({1}))), tensor({1, 2})), ShapeMismatch);
 }
 
+TEST_F(TapeTest, AValueOfOtherThanOneElementNeedsItsGradient) {
+  const Var x = tape.leaf(tensor({1, 2}));
+  const Var y = x * x, none = tape.leaf(tensor({}));
+  for (const auto& [value, shape] : {std::pair(y, "value [2] without"), {none, "value [0] without"}}) {
+    EXPECT_THAT(message_of<InvalidArgument>([&] { tape.backward(value); }),
+                AllOf(HasSubstr(shape), HasSubstr("nn::sum()"), HasSubstr("backward(value, gradient)")));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { nn::backward(value); }), HasSubstr(shape));
+  }
+  tape.backward(y, tensor({10, 100}));
+  EXPECT_THAT(read(tape.gradient(x)), ElementsAre(20, 400));
+  const Var again = tape.leaf(tensor({3, 4}));
+  tape.backward(again * again, nn::Gradient::constant(1));
+  EXPECT_THAT(read(tape.gradient(again)), ElementsAre(6, 8));
+  const Var one = tape.leaf(tensor({5}));
+  tape.backward(nn::view(one * one, {1, 1}));
+  EXPECT_THAT(read(tape.gradient(one)), ElementsAre(10));
+}
+
 TEST_F(TapeTest, WhatAFunctionsBackwardComputesIsNotRecordedAndMayNotGoBackwardItself) {
   const Var x = tape.leaf(tensor({1, 2}));
   const Var y = nn::function(

@@ -136,6 +136,13 @@ std::vector<Usage> usages() {
        [](TapeNet& net) {
          for (Parameter p : net.block(1).own_parameters()) p.freeze();
        }},
+      {"blocks frozen in some steps", chain,
+       [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
+         std::vector<Parameter> some{net.block(0).up_, net.block(2).norm_};
+         for (const Parameter& p : net.block(1).own_parameters()) some.push_back(p);
+         runtime_of(net).set_frozen(some, i == 1);
+         plain_step(net, tape, rank, i);
+       }},
       {"a block without gradient",
        [](TapeNet& net, Var x) {
          {
@@ -169,6 +176,93 @@ TEST(TapeUnits, EveryUsageHasTheBitsOfZero0UnderAllStrategies) {
           EXPECT_EQ(train(ranks, o, u.use, u.step, u.change).weights, zero0.weights);
         }
     }
+}
+
+// Frozen by set_frozen() in the middle of a training.
+TEST(TapeUnits, FrozenParametersHaveNoGradientAndLeaveTheOthersTheirs) {
+  struct Case {
+    const char* name;
+    std::function<std::vector<Parameter>(TapeNet&)> which;
+  };
+  const auto all_norms = [](TapeNet& net) {
+    return std::vector{net.block(0).norm_, net.block(1).norm_, net.block(2).norm_};
+  };
+  const auto all_blocks = [](TapeNet& net) {
+    std::vector<Parameter> all;
+    for (auto& b : net.blocks) all.insert(all.end(), b->own_parameters().begin(), b->own_parameters().end());
+    return all;
+  };
+  const std::vector<Case> cases = {
+      {"a weight beside others", [](TapeNet& net) { return std::vector{net.block(1).up_}; }},
+      {"norms", all_norms},
+      {"the first block", [](TapeNet& net) { return net.block(0).own_parameters(); }},
+      {"a block between others", [](TapeNet& net) { return net.block(1).own_parameters(); }},
+      {"all blocks", all_blocks},
+      {"the head", [](TapeNet& net) { return std::vector{net.head}; }}};
+  const auto check = [](RankContext& rank, Strategy strategy, bool recomputes, int microbatches,
+                        const Case& c) {
+    TapeNet net;
+    for (auto& b : net.blocks) b->set_recompute(recomputes);
+    const Routing routing = route(net, {.optimizer = Algorithm::adamw});
+    shard(net, rank, {.strategy = strategy});
+    Optimizer optimizer(net, routing, {.weight_decay = 0.1});
+    ShardRuntime& runtime = runtime_of(net);
+    Tape tape;
+    const auto gradients = [&](int step) {
+      for (int m = 0; m < microbatches; ++m) {
+        runtime.set_last_microbatch(m == microbatches - 1);
+        tape.backward(loss_of(net(tape.input(rows(rank, static_cast<uint64_t>(3 * step + m)))), 0));
+      }
+      runtime.wait_gradients();
+      Weights all;
+      for (auto& [name, p] : net.named_parameters())
+        if (p.group().grad_final(p.index_in_group()))
+          all[name] = ops::to_floats(rank.device->compute(), p.grad_shard());
+      return all;
+    };
+    const std::vector<Parameter> frozen = c.which(net);
+    for (int step = 0; step < 2; ++step) {
+      const Weights all = gradients(step);
+      EXPECT_EQ(all.size(), 10u);
+      zero_grad(net);
+      runtime.set_frozen(frozen, true);
+      const Weights before = whole_weights(net, rank), got = gradients(step);
+      EXPECT_EQ(got.size(), all.size() - frozen.size());
+      for (auto& [name, values] : got) EXPECT_EQ(values, all.at(name)) << name;
+      clip_grad_norm(net, 1);
+      optimizer.step(0.05);
+      const Weights after = whole_weights(net, rank);
+      for (auto& [name, values] : after) EXPECT_EQ(values != before.at(name), got.contains(name)) << name;
+      runtime.set_frozen(frozen, false);
+    }
+  };
+  for (const Strategy strategy : kStrategies)
+    for (const bool recomputes : {false, true})
+      for (const Case& c : cases)
+        for (const int ranks : {1, 3}) {
+          const int microbatches = recomputes ? 3 : 1;
+          SCOPED_TRACE(fmt::format("{}, {} ranks, {}, {} microbatches", c.name, ranks, name_of(strategy),
+                                   microbatches));
+          launch(ranks, [&](RankContext& rank) { check(rank, strategy, recomputes, microbatches, c); });
+        }
+}
+
+TEST(TapeUnits, AModelThatIsFrozenAltogetherHasNoBackward) {
+  launch(2, [](RankContext& rank) {
+    TapeNet net;
+    shard(net, rank, {});
+    std::vector<Parameter> all;
+    for (auto& [name, p] : net.named_parameters()) all.push_back(p);
+    runtime_of(net).set_frozen(all, true);
+    Tape tape;
+    const Var leaf = tape.leaf(rows(rank, 1));
+    EXPECT_FALSE(net(tape.input(rows(rank, 1))).requires_grad());
+    tape.backward(loss_of(net(leaf), 0));
+    EXPECT_TRUE(tape.gradient(leaf).defined());
+    runtime_of(net).set_frozen(all, false);
+    plain_step(net, tape, rank, 0);
+    EXPECT_TRUE(net.head.group().grads_final());
+  });
 }
 
 TEST(TapeUnits, AUnitReducesOnceHoweverOftenItIsCalled) {

@@ -64,7 +64,8 @@ struct Attentions : GivenGradients {
 
 using Weights = std::map<std::string, std::vector<float>>;
 
-Weights train_clipped(int ranks, int replicas, const FullyShardOptions& o, bool clips, bool spoil = false) {
+Weights train_clipped(int ranks, int replicas, const FullyShardOptions& o, bool clips, bool spoil = false,
+                      const std::set<std::string>& frozen = {}) {
   Weights result;
   launch(ranks, [&](RankContext& r) {
     Attentions model;
@@ -74,6 +75,8 @@ Weights train_clipped(int ranks, int replicas, const FullyShardOptions& o, bool 
     Optimizer optimizer(model, routing, {.weight_decay = 0.1});
     if (clips)
       optimizer.after_update(std::make_shared<QkClip>(model, model.all(), QkClipOptions{.tau = kTau}));
+    for (auto& [name, p] : model.named_parameters())
+      if (frozen.contains(name)) runtime_of(model).set_frozen({p}, true);
     for (int step = 0; step < 2; ++step) {
       model.raise(*r.device, r.world->rank(), ranks, step);
       model.train(optimizer, 0.125, spoil);
@@ -194,6 +197,15 @@ TEST(QkClip, SkippedStepsScaleNothing) {
 }
 
 /// Eight query heads that are cut over the tensor-parallel ranks, while few key heads are whole on each.
+TEST(QkClip, ProjectionsThatAreFrozenAtPresentKeepTheirBits) {
+  const std::set<std::string> frozen = {"k.weight", "qkv.bias", "q_b.weight"};
+  const Weights clipped = train_clipped(2, 1, {}, true, false, frozen), all = train_clipped(2, 1, {}, true),
+                never = train_clipped(2, 1, {}, false, false, frozen);
+  for (auto& [name, values] : clipped)
+    EXPECT_EQ(values, (frozen.contains(name) ? never : all).at(name)) << name;
+  EXPECT_NE(never.at("k.weight"), all.at("k.weight"));
+}
+
 struct FewKeys : GivenGradients {
   static constexpr int kQueries = 8;
   FewKeys(int tp, int index, int keys, bool bias_cut = true) : heads(kQueries / tp) {

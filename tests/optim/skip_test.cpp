@@ -38,6 +38,7 @@ struct SkipLeaf : MadeGradients {
 
   void put_gradients() override {
     for (auto& p : own_parameters()) {
+      if (p.frozen()) continue;
       std::vector<float> g(static_cast<size_t>(p.numel()));
       for (size_t i = 0; i < g.size(); ++i)
         g[i] =
@@ -66,6 +67,7 @@ struct SkipSetting {
   Strategy strategy = Strategy::optim_grads_params;
   Outer outer = Outer::no_shard;
   bool cuts = false;     // inner.up.weight is cut over "tp"
+  bool freezes = false;  // inner.up.weight is not trained
   bool experts = false;  // inner is a stack of experts on a mesh of its own
   bool ignores = false;
   DType compute = DType::f32;
@@ -93,6 +95,7 @@ Course run(const SkipSetting& setting, Algorithm algorithm, double clip, const s
     net.add("norm.weight", {7});
     if (setting.ignores) net.add("ignored.weight", {3});
     if (setting.cuts) up.set_tensor_shard({"tp", 0, 2, mesh.coordinate("tp")});
+    if (setting.freezes) up.freeze();
     FullyShardOptions o;
     o.strategy = setting.strategy;
     o.outer = setting.outer;
@@ -137,7 +140,8 @@ Course run(const SkipSetting& setting, Algorithm algorithm, double clip, const s
       s.synchronize();
       const CommCounts before = r.world->counts();
       const int64_t waits = r.device->host_syncs(std::this_thread::get_id());
-      if (clip >= 0) clip_grad_norm(net, clip);
+      std::shared_ptr<const GradientStats> stats;
+      if (clip >= 0) stats = clip_grad_norm(net, clip);
       optimizer.step(0.1);
       if (rank == 0) {
         course.waits += r.device->host_syncs(std::this_thread::get_id()) - waits;
@@ -145,6 +149,10 @@ Course run(const SkipSetting& setting, Algorithm algorithm, double clip, const s
         course.counts.push_back(minus(r.world->counts(), before));
       }
       note(i + 1);
+      if (stats == nullptr) continue;
+      const bool bad = !steps[i].bad.empty() && !std::isfinite(steps[i].value);
+      EXPECT_EQ(std::isnan(read_stats(net, stats).norm), bad) << "rank " << rank;
+      EXPECT_EQ(stats->non_finite > 0, bad) << "rank " << rank;
     }
     const int64_t skipped = optimizer.skipped();
     const Tensor copy = optimizer.copy_skipped();
@@ -173,6 +181,12 @@ std::vector<std::pair<SkipSetting, std::vector<std::string>>> settings() {
   for (const Strategy s : {Strategy::no_shard, Strategy::optim_grads_params}) {
     // norm.weight is whole on the ranks of "tp": one of them alone sees the element.
     all.push_back({{.what = "tensor parallel", .mesh = tp, .strategy = s, .cuts = true}, dense});
+    all.push_back({{.what = "tensor parallel, of uncut parameters",
+                    .mesh = tp,
+                    .strategy = s,
+                    .cuts = true,
+                    .freezes = true},
+                   {"inner.gain.weight", "norm.weight"}});
     all.push_back({{.what = "experts", .strategy = s, .experts = true},
                    {"inner.up.weight", "inner.gain.weight", "head.weight"}});
     all.push_back({{.what = "experts, ignored", .strategy = s, .experts = true, .ignores = true}, ignored});
@@ -227,6 +241,16 @@ TEST(SkippedSteps, CostOneAllReduceWithoutClippingAndNoneWithIt) {
   EXPECT_EQ(calls({.what = "zero0", .strategy = Strategy::no_shard}), 0);
   EXPECT_EQ(calls({.what = "zero0, ignored", .strategy = Strategy::no_shard, .ignores = true}), 1);
   EXPECT_EQ(calls({.what = "zero3, ignored", .ignores = true}), 1) << "it rides along";
+  const std::vector<MeshDim> tp = {{"shard", 2}, {"tp", 2}};
+  for (const bool freezes : {false, true}) {
+    EXPECT_EQ(calls({.what = "tp", .mesh = tp, .cuts = true, .freezes = freezes}), 2);
+    EXPECT_EQ(calls({.what = "tp, zero0",
+                     .mesh = tp,
+                     .strategy = Strategy::no_shard,
+                     .cuts = true,
+                     .freezes = freezes}),
+              1);
+  }
 }
 
 TEST(SkippedSteps, ANormBeyondFp32IsNotFiniteEither) {

@@ -104,6 +104,7 @@ struct GivenGradients : MadeGradients {
 
   void put_gradients() override {
     for (auto& p : own_parameters()) {
+      if (p.frozen()) continue;
       const Tensor g = p.grad();
       std::vector<float> values = gradient(g.numel(), step);
       if (spoilt_ && p == own_parameters().back()) values[0] = std::numeric_limits<float>::quiet_NaN();

@@ -270,7 +270,9 @@ KvCache Decoder::make_cache(Device& device, int64_t capacity, DType dtype) const
 Tensor Decoder::forward(const Tensor& tokens) {
   const Var x = hidden(tokens, 0);
   const SequenceRows rows = rows_of(tokens);
-  return vocab_parallel_logits(vocabulary_, rows.splits() ? rows.tp.gather_rows(x, rows.count) : x, head_);
+  // Logits have no backward.
+  return vocab_parallel_logits(
+      vocabulary_, rows.splits() ? Var(rows.tp.all_rows(x.stream(), x.value(), rows.count)) : x, head_);
 }
 
 }  // namespace sherd::nn::detail

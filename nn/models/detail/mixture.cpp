@@ -100,7 +100,8 @@ Var Mixture::forward(const SequenceRows& between, const Var& residual, const Var
   const Var rows = experts_(exchange.to_experts(dispatch(in, chosen)), exchange.offsets());
   const Var mixed = combine(exchange.from_experts(rows), chosen);
   const Var base = shared_ ? (*shared_)(between, residual, x) : residual;
-  return base + (between.splits() ? mixed : tp.gather_rows(mixed, between.count));
+  // Every rank computes the same from the rows of all.
+  return base + (between.splits() ? mixed : SequenceRows{tp, between.count, true}.enter_both(mixed).whole);
 }
 
 }  // namespace sherd::nn::detail

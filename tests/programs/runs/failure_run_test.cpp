@@ -230,6 +230,18 @@ TEST(FailureRun, AThreadThatCannotBeStartedIsExplained) {
   EXPECT_THAT(read_file(err), AllOf(HasSubstr("cannot start a thread while "), HasSubstr("ulimit -u")));
 }
 
+TEST(FailureRun, AWriteBeyondTheLimitOnFileSizesFailsAsOnAFullDisk) {
+  const auto err = scratch("limited"), save = fresh("limited_run");
+  std::string command = "ulimit -f 20; " + std::string(TRAIN_GPT);  // in blocks of 1024 bytes
+  for (auto& a : small({"--threads", "1", "--save", save.string(), "--save-every", "2", "--save-retry", "0"}))
+    command += " " + a;
+  const int status = std::system(("bash -c '" + command + "' >/dev/null 2>" + err.string()).c_str());
+  EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : 128, kFailure);
+  EXPECT_THAT(read_file(err),
+              AllOf(HasSubstr("step 2: no checkpoint was saved: "), HasSubstr("File too large"),
+                    HasSubstr("training ended, but its last checkpoint is missing")));
+}
+
 TEST(FailureRun, HelpIsNotAnError) {
   const Finished f = run_train_gpt({"--help-all"});
   EXPECT_EQ(f.exit_code, 0);

@@ -171,6 +171,35 @@ TEST_F(Run, AnExitCodeIsToldWithTheProgramsLastWords) {
                            HasSubstr("ended with exit code 4: cannot open the data")));
 }
 
+// 64 blocks of 512 bytes.
+constexpr const char* kLimitFiles = "ulimit -f 64; ";
+
+TEST_F(Run, AFileThatTheLimitOnFileSizesRefusesIsMissingRoom) {
+  checkpoint("save/step_00000001", 1);
+  program("[[ $start == 1 ]] && exit 4\ntrue");
+  const std::string line = arguments("--nproc 1 --room-within 1", "--save " + (folder_ / "save"));
+  // All files together are too large for one file, and each fits.
+  for (const char* name : {"a", "b"})
+    folder_.write("save/step_00000001/" + std::string(name), std::string(size_t{33} << 10, 'x'));
+  const Finished large = run_sherd(folder_, line, kLimitFiles);
+  EXPECT_EQ(large.exit_code, 1);
+  EXPECT_THAT(large.err, HasSubstr("for the limit on file sizes (ulimit -f)"));
+  EXPECT_EQ(starts(), 1);
+  for (const char* name : {"a", "b"})
+    fs::resize_file(folder_ / ("save/step_00000001/" + std::string(name)), uintmax_t{31} << 10);
+  folder_.write("save/step_00000001/c", std::string(size_t{31} << 10, 'x'));
+  const Finished small = run_sherd(folder_, line, kLimitFiles);
+  EXPECT_EQ(small.exit_code, 0) << small.err;
+  EXPECT_EQ(starts(), 3);
+}
+
+TEST_F(Run, ProgramsGetTheSignalOfTheLimitOnFileSizesAsTheSupervisorGotIt) {
+  program("kill -XFSZ $$\ntrue");
+  EXPECT_THAT(run("--nproc 1 --max-restarts 0").err, HasSubstr("was killed by signal 25"));
+  const Finished ignored = run_sherd(folder_, arguments("--nproc 1"), "trap '' XFSZ; ");
+  EXPECT_EQ(ignored.exit_code, 0) << ignored.err;
+}
+
 TEST_F(Run, AfterASaveThatFailedTheNextStartWaitsForRoom) {
   // A checkpoint of more bytes than any disk here has, in a file without blocks.
   checkpoint("save/step_00000001", 1);
