@@ -17,6 +17,7 @@
 #include <sherd/kernels/device/error.h>
 #include <sherd/torch/detail/defaults.h>
 #include <sherd/torch/detail/owed.h>
+#include <sherd/torch/detail/written_tensors.h>
 #include <sherd/torch/generator.h>
 
 namespace sherd::torch::detail {
@@ -132,6 +133,7 @@ struct SecondRun final : ::torch::CustomClassHolder {
   at::Generator generator;  // as it was before the first
   GpuStates gpus;           // likewise
   Autocast autocast;
+  WrittenTensors written;    // by the first
   std::vector<bool> wanted;  // inputs that need a gradient
   OwedBackwards owed;
 };
@@ -164,6 +166,7 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
       const NoCachedCasts uncached;
       const ThreadGenerator own(drawn);
       const OwedBackwards::Run run(&second->owed, OwedBackwards::second_run());
+      const WrittenTensors::FirstRun writes(second->written);
       results = first();
     }
     const at::Tensor state = drawn.get_state();
@@ -206,6 +209,7 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
       const ThreadGenerator own(copy_of(second->generator));
       const GpuStatesScope gpus(second->gpus);
       const OwedBackwards::Run run(nullptr, &second->owed);
+      const WrittenTensors::SecondRun writes(second->written);
       results = second->again(inputs);
       second->owed.give_up();
     }

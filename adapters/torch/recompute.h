@@ -43,8 +43,13 @@ at::Tensor nothing_held();
 ///
 /// f and the arguments are copied and live until the graph is gone; f takes tensors, as values or const references.
 /// Tensors are found in arguments and result as by call() (tensors.h); those that f refers to otherwise, weights apart,
-/// have no gradients. f runs twice: it depends on its arguments, weights and random numbers, and on nothing that
-/// changes in between. What it computes in buffers (running statistics) it computes twice. Autocast is as it was.
+/// have no gradients. f runs twice: it depends on its arguments, weights, random numbers and the tensors that it writes, and
+/// on nothing else that changes in between (a module's mode, say). Autocast is as it was.
+///
+/// Tensors that f writes in place change once: running statistics, counters, buffers of a program's modules. The second run
+/// gets copies with the values from before the first, so that it computes the same and changes nothing. The parts that f
+/// writes are copied in the first run, and kept until backward. Writes are seen when they are operations of libtorch: what
+/// f writes through a pointer, or assigns to a member, changes twice.
 ///
 /// Every tensor of the result that can have a gradient says that it needs one, whether or not something in f does.
 /// @throws InvalidArgument when f writes to an argument in place; from backward(), when f returns another number of

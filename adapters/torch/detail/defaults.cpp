@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <sherd/torch/detail/written_tensors.h>
 #include <sherd/torch/generator.h>
 #include <sherd/torch/meta_device.h>
 #include <torch/library.h>
@@ -38,7 +39,8 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
   });
 }
 
-// Handles every operation in a scope: fills in the arguments left out, then continues with the usual kernel.
+// Handles every operation in a scope: fills in the arguments left out, then continues with the usual kernel. The runs of
+// recomputed functions are in such a scope, of their generator.
 void fill_in_defaults(const c10::OperatorHandle& op, c10::DispatchKeySet keys, ::torch::jit::Stack* stack) {
   const DefaultsScope::Values& values = defaults_of_thread();
   const c10::FunctionSchema& schema = op.schema();
@@ -54,7 +56,9 @@ void fill_in_defaults(const c10::OperatorHandle& op, c10::DispatchKeySet keys, :
       given = *values.device;
     }
   }
+  const WrittenTensors::Memory arguments = WrittenTensors::before(schema, *stack);
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kDefaultsKey), stack);
+  WrittenTensors::after(arguments, schema, *stack);
 }
 
 }  // namespace

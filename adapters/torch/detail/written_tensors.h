@@ -1,0 +1,91 @@
+// Tensors that a recomputed function writes in place: running statistics, counters.
+#pragma once
+
+#include <c10/core/Storage.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/stack.h>
+
+namespace sherd::torch::detail {
+
+/// Values, from before the first run of a function, of tensors that the run writes in place and has not made itself. The
+/// second run gets copies of these tensors with the values: it computes the same as the first, and writes to the copies.
+///
+/// before() and after() see every operation of libtorch's dispatcher in both runs. Other writes are not seen.
+class WrittenTensors {
+ public:
+  class FirstRun;
+  class SecondRun;
+  /// Memory of an operation's arguments.
+  using Memory = c10::SmallVector<const c10::StorageImpl*, 8>;
+
+  WrittenTensors() = default;
+  WrittenTensors(const WrittenTensors&) = delete;
+  WrittenTensors& operator=(const WrittenTensors&) = delete;
+
+  /// Replaces an operation's arguments in a second run, and keeps values in a first run. @returns what after() takes.
+  static Memory before(const c10::FunctionSchema& schema, ::torch::jit::Stack& stack);
+  /// Notes the results of the operation in a first run.
+  static void after(const Memory& arguments, const c10::FunctionSchema& schema, ::torch::jit::Stack& stack);
+
+ private:
+  /// A copy of one tensor's memory. `of` is that memory, then the copies of it in the second runs around.
+  struct Copy {
+    std::vector<c10::Storage> of;
+    c10::Storage memory;
+    c10::VariableVersion version{0};
+  };
+  struct Range {
+    std::vector<c10::Storage> of;  // as in Copy
+    int64_t begin, end;            // bytes
+    at::Tensor values;
+  };
+  void keep(const at::Tensor& tensor, const Copy* copy);
+
+  std::vector<Range> ranges_;  // by the order of the writes
+};
+
+/// This thread is in the first run of a function, while it lives.
+class [[nodiscard]] WrittenTensors::FirstRun {
+ public:
+  explicit FirstRun(WrittenTensors& to);
+  ~FirstRun();
+  FirstRun(const FirstRun&) = delete;
+  FirstRun& operator=(const FirstRun&) = delete;
+
+ private:
+  friend WrittenTensors;
+  WrittenTensors& to_;
+  ska::flat_hash_set<const c10::StorageImpl*> made_;
+  FirstRun* const around_;
+};
+
+/// This thread is in the second run of a function, while it lives.
+class [[nodiscard]] WrittenTensors::SecondRun {
+ public:
+  explicit SecondRun(const WrittenTensors& first);
+  ~SecondRun();
+  SecondRun(const SecondRun&) = delete;
+  SecondRun& operator=(const SecondRun&) = delete;
+
+ private:
+  friend WrittenTensors;
+  const Copy* copy_of(const at::Tensor& tensor) const;
+  /// @returns the tensor on the copy; undefined: the tensor stays.
+  at::Tensor replaced(const at::Tensor& tensor, bool written);
+
+  std::unordered_map<const c10::StorageImpl*, Copy> copies_;            // by of.front()
+  std::unordered_map<const c10::StorageImpl*, const Copy*> by_memory_;  // all of `of`, and the copy
+  std::unordered_map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> replaced_;  // and by which
+  const std::pair<FirstRun*, SecondRun*> around_;
+};
+
+}  // namespace sherd::torch::detail
