@@ -113,7 +113,8 @@ uint64_t ParamGroup::digest_of_options(const FullyShardOptions& o) const {
         static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.cast_inputs),
         o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0,
         static_cast<uint64_t>(o.allow_unused), o.seed, static_cast<uint64_t>(o.gradient_ranks),
-        static_cast<uint64_t>(trainable_), static_cast<uint64_t>(replicated())})
+        static_cast<uint64_t>(plan().axes.divisor), static_cast<uint64_t>(trainable_),
+        static_cast<uint64_t>(replicated())})
     names = mix(names, v);
   return names;
 }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <sherd/kernels/ops.h>
@@ -26,10 +28,15 @@ std::vector<std::string> AttentionHeads::problems() const {
   if (normalised)
     wrong.push_back(
         "queries or keys are normalised, so that scaling their weights does not change the logits");
-  if (heads < 1 || kv_heads < 1 || head_dim < 1 || heads % kv_heads != 0)
+  if (heads < 1 || kv_heads < 1 || head_dim < 1 || (key_of.empty() && heads % kv_heads != 0))
     wrong.push_back(fmt::format(
         "{} query heads, {} key heads of {} elements (the first must be a multiple of the second)", heads,
         kv_heads, head_dim));
+  const auto known = [&](int key) { return key >= 0 && key < kv_heads; };
+  if (!key_of.empty() && (std::ssize(key_of) != heads || !std::ranges::all_of(key_of, known)))
+    wrong.push_back(
+        fmt::format("key_of is [{}]: it must have one of the {} key heads for each of {} query heads",
+                    fmt::join(key_of, ", "), kv_heads, heads));
   if (queries.empty() || keys.empty())
     wrong.push_back("no parameters of its queries or of its keys are given");
   const auto check = [&](const std::vector<ProjectedHeads>& list, int count) {

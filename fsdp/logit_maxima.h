@@ -30,6 +30,9 @@ struct AttentionHeads {
   /// take the whole factor (Kimi K2, arXiv 2507.20534). They need as many key heads as query heads.
   std::vector<ProjectedHeads> alone = {};
   int heads = 0, kv_heads = 0, head_dim = 0;
+  /// By query head, its key head. Only where key heads are whole on all tensor-parallel ranks, and a rank's query heads
+  /// do not share them evenly. Empty: heads / kv_heads query heads after each other share one.
+  std::vector<int> key_of = {};
   /// Queries or keys are normalised: the logits then do not follow from the size of the weights.
   bool normalised = false;
 
@@ -41,6 +44,10 @@ struct AttentionHeads {
     const int64_t count = p.rows > 0 ? p.rows : head_dim;
     const int64_t first = p.first_row + head * (p.stride > 0 ? p.stride : count);
     return {first, first + count};
+  }
+  /// Returns the key head of a query head.
+  int key_head(int query) const {
+    return key_of.empty() ? query / (heads / kv_heads) : key_of[static_cast<size_t>(query)];
   }
   /// Returns all errors, each with its value; empty when valid.
   std::vector<std::string> problems() const;

@@ -63,8 +63,9 @@ struct FullyShardOptions {
   std::vector<std::string> ignored = {};
   /// (root) Seed of the initial weights.
   uint64_t seed = 0;
-  /// Number of ranks whose batches a gradient is averaged over; 0 = the ranks of the mesh dimensions below.
-  /// Expert parameters reduce over fewer ranks than their tokens come from.
+  /// Number of ranks whose batches a gradient is averaged over. 0: the ranks of the shard and the replicate
+  /// dimension. Of a unit with trainable pieces over another dimension than tensor_dim (experts), it is the
+  /// root's number: they reduce over fewer ranks than their tokens come from.
   int gradient_ranks = 0;
   /// Names of the mesh dimensions to use. A mesh without the replicate dimension has one replica.
   ///

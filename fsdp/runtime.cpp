@@ -89,7 +89,7 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
     const auto id = std::find(known.begin(), known.end(), ranks) - known.begin();
     if (id == static_cast<std::ptrdiff_t>(known.size())) known.push_back(ranks);
     described.push_back(
-        plan_unit_of(claim, static_cast<int>(described.size()), static_cast<int>(id), options_));
+        plan_unit_of(claim, static_cast<int>(described.size()), static_cast<int>(id), *root.wrap_));
   }
   // Arithmetic on equal claims: every rank makes the same plan without communication.
   plan_ = plan_model(described, options_);
@@ -104,7 +104,7 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
         make_unit(claims[static_cast<size_t>(i)], plan_.units[static_cast<size_t>(i)], i);
   units_.back() = make_unit(claims.back(), plan_.units.back(), last);
   for (auto& u : units_) context_->units.push_back(u.get());
-  check_meshes(mesh_, groups());
+  check_meshes(*root.wrap_, groups());
   // Before the allocations: ranks with other options would share buffers of other sizes.
   check_fingerprints();
   make_slots();

@@ -17,7 +17,8 @@ namespace sherd {
 /// - no_shard and optim, any number of replicas: each rank sums its own gradients, then the ranks are summed.
 /// - optim_grads and optim_grads_params with one number of replicas: each gradient is summed over the shard group
 ///   when its backward ends, then those sums, then replicas. A shard group of one rank has nothing to scatter and
-///   belongs to the first family. A matrix in a bucket that spans units (LayoutPolicy::whole_param) is summed when
+///   belongs to the first family; a model does if the shard groups of all its units have one rank, those of experts
+///   included. A matrix in a bucket that spans units (LayoutPolicy::whole_param) is summed when
 ///   the backwards of all its units have ended. The bits are the same, except for a unit whose client reduces
 ///   several backwards of it in one microbatch (tapes do not), which agrees to rounding.
 /// A 16-bit FullyShardOptions::reduce_dtype rounds in the shard group: bits then agree only for equal

@@ -15,7 +15,8 @@ struct ExpertParallel {
   int parts = 1;
   int index = 0;
   std::shared_ptr<Communicator> comm = nullptr;  // by index; may be null in one part
-  /// Every rank whose rows the balancing loss and the selection bias count; unused otherwise. Null: this one alone.
+  /// Every rank whose rows the balancing loss and the selection bias count; unused otherwise. Null: causal_model() takes
+  /// those of the mesh with which fully_shard() wraps it.
   std::shared_ptr<Communicator> all = nullptr;
 
   /// Returns the ranks of mesh dimension "expert", counting the rows of the whole mesh. Collective.

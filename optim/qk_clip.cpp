@@ -107,6 +107,10 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
     heads += a.heads;
     const std::string queries = cut_of(a.name, a.queries, wrong), keys = cut_of(a.name, a.keys, wrong);
     shares.push_back(keys.empty() ? queries : "");
+    if (shares.back().empty() && !a.key_of.empty())
+      wrong.push_back(fmt::format(
+          "attention '{}' gives key_of, but its key heads are not whole on several ranks; leave it out",
+          a.name));
     if (!keys.empty() && keys != queries)
       wrong.push_back(fmt::format(
           "attention '{}': its keys are cut over {}, and its queries are not, so that ranks would "
@@ -176,14 +180,16 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
 }
 
 // Checks that the key heads, which every rank of the tensor-parallel group holds whole, are used in order
-// and evenly, and prepares buffers for the query heads of the whole group. Collective over the group.
+// and evenly by the queries of all its ranks, and prepares buffers for these. Collective over the group.
 void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::string>& wrong) {
   const AttentionHeads& a = l.maxima->heads();
   const std::shared_ptr<Communicator> ranks = a.queries.front().param.group().mesh().comm(mesh_dim);
-  // By parameter of the keys, the first row that each rank uses; behind them the number of its key heads.
+  // By parameter of the keys, the first row that each rank uses; behind them the number of its key heads, and the key
+  // head of each query head.
   std::vector<uint64_t> mine;
   for (const ProjectedHeads& p : a.keys) mine.push_back(static_cast<uint64_t>(p.first_row));
   mine.push_back(static_cast<uint64_t>(a.kv_heads));
+  for (int h = 0; h < a.heads; ++h) mine.push_back(static_cast<uint64_t>(a.key_head(h)));
   Device& device = runtime_.device();
   const std::vector<uint64_t> every = gather_values(*ranks, device.compute(), mine);
   const auto of = [&](int rank, size_t i) {
@@ -202,16 +208,16 @@ void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::
   for (int rank = 0; fits && rank <= last; ++rank) {
     const int64_t begin = rank * int64_t{a.heads} / group,
                   end = ((rank + 1) * int64_t{a.heads} - 1) / group + 1;
-    const int64_t used = of(rank, a.keys.size());
-    fits = used == end - begin && a.heads % used == 0;
-    for (int64_t h = 0; fits && h < a.heads; ++h)
-      fits = (rank * int64_t{a.heads} + h) / group - begin == h / (a.heads / used);
+    fits = of(rank, a.keys.size()) == end - begin;
+    for (int h = 0; fits && h < a.heads; ++h)
+      fits = (rank * int64_t{a.heads} + h) / group - begin ==
+             of(rank, a.keys.size() + 1 + static_cast<size_t>(h));
     for (size_t i = 0; i < a.keys.size(); ++i) fits = fits && of(rank, i) == of(0, i) + begin * a.head_dim;
   }
   if (!fits) {
     wrong.push_back(fmt::format(
         "attention '{}': its key heads are whole on all ranks along '{}', whose query heads do not "
-        "share them in order and evenly; give every rank the key heads that its queries use",
+        "share them in order and evenly; give every rank the key heads that its queries use, and key_of",
         a.name, mesh_dim));
     return;
   }

@@ -24,7 +24,7 @@ struct QkClipOptions {
 /// momentum is unchanged. The maxima restart from zero.
 ///
 /// Under tensor parallelism a rank's queries are cut over the tensor dimension. Key heads are cut with them,
-/// or unsharded on every rank of the dimension (fewer key heads than ranks). In the latter case the maxima of
+/// or unsharded on every rank of the dimension (key heads that the ranks do not divide). In the latter case the maxima of
 /// all ranks' query heads are gathered (one more all-gather for all such layers together), and every rank
 /// scales all of these key heads alike.
 ///

@@ -10,6 +10,8 @@
 #include <span>
 #include <string>
 
+#include <sherd/fsdp/detail/unit_claims.h>
+
 namespace sherd {
 namespace {
 
@@ -111,9 +113,24 @@ std::string describe(const std::string& dim, const Stray& s) {
       s.params.size() == 1 ? "is" : "are");
 }
 
+// A unit that averages over the root's ranks, where a dimension of the root's mesh leaves their number open.
+void check_gradient_ranks(const ParamGroup& g, const Wrap& root, std::vector<std::string>& wrong) {
+  if (g.replicated() || g.options().gradient_ranks > 0) return;
+  const auto piece = std::find_if(g.params().begin(), g.params().end(),
+                                  [&](const Parameter& p) { return sees_other_batches(p, g.options()); });
+  if (piece == g.params().end()) return;
+  wrong.push_back(fmt::format(
+      "gradient_ranks of unit '{}' is 0, and '{}' is a piece over mesh dimension '{}': its gradients "
+      "would be averaged over as many ranks as the root's, but the root's mesh '{}' has a dimension that "
+      "is neither its shard, replicate nor tensor dimension; set gradient_ranks to the number of ranks "
+      "with batches of their own, or name that dimension as the root's tensor_dim if its ranks compute "
+      "on the same data",
+      g.unit(), piece->name(), piece->tensor_shard()->mesh_dim, root.mesh.describe()));
+}
+
 }  // namespace
 
-void check_meshes(const DeviceMesh& root, const std::vector<ParamGroup*>& groups) {
+void check_meshes(const Wrap& root, const std::vector<ParamGroup*>& groups) {
   std::vector<std::string> wrong;
   Strays strays;
   std::set<std::string> cut_anywhere;
@@ -123,11 +140,11 @@ void check_meshes(const DeviceMesh& root, const std::vector<ParamGroup*>& groups
   for (const ParamGroup* g : groups) {
     check_tensor_shards(*g, wrong);
     if (g->replicated()) continue;  // each rank has its own on purpose
-    if (g->mesh().size() != root.size())
-      wrong.push_back(
-          fmt::format("unit '{}' is wrapped with mesh '{}' of {} ranks, the root with '{}' of {}: what "
-                      "the others do to its parameters would not be known",
-                      g->unit(), g->mesh().describe(), g->mesh().size(), root.describe(), root.size()));
+    if (g->mesh().size() != root.mesh.size())
+      wrong.push_back(fmt::format(
+          "unit '{}' is wrapped with mesh '{}' of {} ranks, the root with '{}' of {}: what "
+          "the others do to its parameters would not be known",
+          g->unit(), g->mesh().describe(), g->mesh().size(), root.mesh.describe(), root.mesh.size()));
     if (g->trainable()) find_strays(*g, cut_anywhere, strays);
   }
   for (auto& [key, stray] : strays) wrong.push_back(describe(key.front(), stray));
@@ -137,6 +154,8 @@ void check_meshes(const DeviceMesh& root, const std::vector<ParamGroup*>& groups
         "replicate_dim "
         "(or make the mesh with it multiplied into one of them), cut the parameters over it with "
         "set_tensor_shard(), or name it as tensor_dim if its ranks compute on the same data";
+  for (const ParamGroup* g : groups)
+    if (strays.empty() && gradient_ranks_of(root) == 0) check_gradient_ranks(*g, root, wrong);
   if (!wrong.empty()) throw InvalidArgument(fmt::format("fully_shard: {}", fmt::join(wrong, "; ")));
 }
 

@@ -4,7 +4,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include <sherd/fsdp/wrap.h>
+#include <sherd/fsdp/shard_axes.h>
+#include <sherd/fsdp/tensor_shard.h>
 
 namespace sherd {
 
@@ -43,8 +44,23 @@ std::vector<UnitClaim> claim_parameters(ModuleBase& root,
   return claims;
 }
 
-PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id,
-                      const FullyShardOptions& root_options) {
+bool sees_other_batches(const Parameter& p, const FullyShardOptions& o) {
+  return p.trainable() && p.tensor_shard() && p.tensor_shard()->mesh_dim != o.tensor_dim;
+}
+
+int gradient_ranks_of(const Wrap& root) {
+  const FullyShardOptions& o = root.options;
+  if (o.gradient_ranks > 0) return o.gradient_ranks;
+  int ranks = 1;
+  for (const MeshDim& d : root.mesh.dims()) {
+    const bool data = d.name == o.shard_dim || d.name == o.replicate_dim;
+    if (data) ranks *= d.size;
+    if (!data && d.name != o.tensor_dim && d.size > 1) return 0;
+  }
+  return ranks;
+}
+
+PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const Wrap& root) {
   const Wrap& wrap = *claim.module->wrap();
   PlanUnit unit{.name = claim.name,
                 .params = {},
@@ -55,7 +71,7 @@ PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id,
                 .height = claim.height,
                 .ranks_id = ranks_id};
   for (auto& d : wrap.mesh.dims()) unit.mesh.push_back({d.name, d.size, wrap.mesh.coordinate(d.name)});
-  const auto& ignored = root_options.ignored;
+  const auto& ignored = root.options.ignored;
   for (size_t i = 0; i < claim.params.size(); ++i) {
     const Parameter& p = claim.params[i];
     unit.params.push_back({.name = p.name(),
@@ -66,6 +82,11 @@ PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id,
                            .ignored = std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end(),
                            .dtype = p.compute_dtype().value_or(wrap.options.compute_dtype),
                            .tied = claim.tied[i]});
+    // A number that is the unit's own anyhow stays 0: units with equal options share buckets.
+    int& ranks = unit.options.gradient_ranks;
+    if (ranks == 0 && !unit.params.back().ignored && sees_other_batches(p, wrap.options) &&
+        ShardAxes::of(unit.mesh, unit.options).divisor != gradient_ranks_of(root))
+      ranks = gradient_ranks_of(root);
   }
   return unit;
 }

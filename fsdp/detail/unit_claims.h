@@ -7,6 +7,7 @@
 
 #include <sherd/fsdp/group_plan.h>
 #include <sherd/fsdp/module_base.h>
+#include <sherd/fsdp/wrap.h>
 
 namespace sherd {
 
@@ -28,9 +29,17 @@ struct UnitClaim {
 std::vector<UnitClaim> claim_parameters(ModuleBase& root,
                                         const std::function<int(const Parameter&)>& registrations);
 
-/// Returns a claim for planning, with its wrap's mesh and options.
-/// @param root_options for the fields marked (root)
-PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id,
-                      const FullyShardOptions& root_options);
+/// Returns whether this is a trainable piece over another dimension than the tensor dimension, such as experts.
+/// Ranks along that dimension have batches of their own. The gradient of a piece has parts from all of them.
+bool sees_other_batches(const Parameter& p, const FullyShardOptions& options);
+
+/// Returns the number of ranks that the root's gradients are averaged over; 0 where a dimension of its mesh is
+/// neither data-parallel nor the tensor dimension, so that its ranks may have batches of their own or not.
+int gradient_ranks_of(const Wrap& root);
+
+/// Returns a claim for planning, with its wrap's mesh and options. FullyShardOptions::gradient_ranks is the
+/// root's where the options leave it to the root.
+/// @param root for that, and for the fields marked (root)
+PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const Wrap& root);
 
 }  // namespace sherd

@@ -130,11 +130,8 @@ PendingStep Trainer::issue_step() {
     tape_.backward(loss.objective);
   }
   p.stats = clip_grad_norm(model_, config_.grad_clip, {.in_update = true});
-  // Before the update, which a loss that is not finite on any rank is to leave out. Not part of what the step's
-  // strategy moves, so it is not counted.
-  const CommCounts before_loss = rank_.world->counts();
+  // Before the update, which a loss that is not finite on any rank is to leave out.
   data_->all_reduce(s, loss_sum);
-  const CommCounts of_loss = minus(rank_.world->counts(), before_loss);
   if (config_.skip_non_finite) skip_unless_finite(model_, loss_sum.flat(0, 1));
   p.reduced = stamp(s);
   p.result.lr = learning_rate(schedule_of(config_), step_);
@@ -143,13 +140,13 @@ PendingStep Trainer::issue_step() {
   model_.update_selection_bias(skip);
   p.updated = stamp(s);
 
-  p.result.comm = minus(minus(rank_.world->counts(), before), of_loss);
+  p.loss = copy_behind(s, loss_sum);
+  p.words = reduced_words(s, *rank_.world, runtime.served(), stop_);
+  p.result.comm = minus(rank_.world->counts(), before);
   for (auto& [name, count] : std::exchange(carried_, {})) {
     p.result.comm[name].calls += count.calls;
     p.result.comm[name].bytes += count.bytes;
   }
-  p.loss = copy_behind(s, loss_sum);
-  p.words = reduced_words(s, *rank_.world, runtime.served(), stop_);
   p.statuses = muon_->copy_statuses();
   p.skipped = optimizer_->copy_skipped();
   p.done = s.record();

@@ -75,6 +75,23 @@ TEST(MeshRules, FrozenAndIgnoredParametersAreNotAsked) {
               AllOf(HasSubstr("'gain.weight' is not cut"), Not(HasSubstr("head.weight"))));
 }
 
+TEST(MeshRules, PiecesAreNotAveragedOverARootsRanksThatAreNotKnown) {
+  const auto experts_alone = [](ToyModel& m, const DeviceMesh& mesh) {
+    cut_up(m, mesh, "expert");
+    for (auto& [name, p] : m.named_parameters())
+      if (name != "blocks.0.up.weight") p.freeze();
+  };
+  const std::vector<MeshDim> mesh = {{"shard", 2}, {"expert", 2}};
+  EXPECT_THAT(
+      wrapping(mesh, {}, experts_alone),
+      AllOf(HasSubstr("gradient_ranks of unit 'blocks.0' is 0, and 'blocks.0.up.weight' is a piece over mesh "
+                      "dimension 'expert'"),
+            HasSubstr("the root's mesh 'shard 2 x expert 2'"), HasSubstr("set gradient_ranks to")));
+  EXPECT_EQ(wrapping(mesh, {.gradient_ranks = 4}, experts_alone), "");
+  EXPECT_EQ(wrapping(mesh, {.tensor_dim = "expert"}, experts_alone), "");
+  EXPECT_EQ(wrapping(mesh, {.replicate_dim = "expert"}, [](ToyModel&, const DeviceMesh&) {}), "");
+}
+
 TEST(MeshRules, AUnitOnPartOfTheRootsRanksIsRefused) {
   launch(4, [](RankContext& r) {
     const DeviceMesh mesh(r.world, {{"replicate", 2}, {"shard", 2}}), part = mesh.submesh({"shard"});

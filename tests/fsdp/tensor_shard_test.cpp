@@ -1,5 +1,6 @@
 // Positions of the elements of a tensor-parallel piece in the whole parameter, against brute force; and
 // initial values of such pieces.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -253,7 +254,7 @@ TEST(TensorShardReduce, UnitsOfOneMeshMayReduceOverDifferentDimensions) {
     for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
       Root model(static_cast<float>(r.world->rank() + 1));
       model.experts.weight.set_tensor_shard({"expert", 0, 2, mesh.coordinate("expert")});
-      fully_shard(model.experts, mesh, {.strategy = strategy, .gradient_ranks = 4});
+      fully_shard(model.experts, mesh, {.strategy = strategy});
       fully_shard(model, mesh, {.strategy = strategy, .replicate_dim = "expert"});
       run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
       Stream& s = r.device->compute();
@@ -263,6 +264,66 @@ TEST(TensorShardReduce, UnitsOfOneMeshMayReduceOverDifferentDimensions) {
       for (float g : ops::to_floats(s, model.experts.weight.grad_shard()))
         EXPECT_EQ(g, own / 4) << "over the ranks with the same experts";
     }
+  });
+}
+
+// Two experts or four in a block's unit, which is in the root's. Every rank's gradients are its rank + 1.
+struct Nested : Constant {
+  Nested(float v, int parts) : Constant({8}, v), block(v, parts) { child("block", block); }
+  struct Block : Constant {
+    Block(float v, int parts) : Constant({5}, v), experts({4 / parts, 3}, v) { child("experts", experts); }
+    Constant experts;
+    nn::Var forward(const nn::Var& x) override { return experts(Constant::forward(x)); }
+  };
+  Block block;
+  nn::Var forward(const nn::Var& x) override { return block(Constant::forward(x)); }
+};
+
+TEST(TensorShardReduce, ExpertsAreAveragedOverTheRootsRanks) {
+  struct Setting {
+    std::vector<MeshDim> root;
+    int parts;        // of the experts
+    float batches;    // ranks with a batch of their own
+    int of_root = 0;  // its gradient_ranks
+  };
+  for (const Setting& c :
+       {Setting{{{"shard", 4}}, 1, 4}, Setting{{{"shard", 4}}, 2, 4}, Setting{{{"shard", 4}}, 4, 4},
+        Setting{{{"shard", 4}}, 2, 1, 1}, Setting{{{"replicate", 2}, {"shard", 2}}, 2, 4},
+        Setting{{{"replicate", 4}, {"shard", 1}}, 4, 4}, Setting{{{"shard", 2}, {"tp", 2}}, 1, 2},
+        Setting{{{"shard", 2}, {"tp", 2}}, 2, 2}, Setting{{{"shard", 2}, {"tp", 2}}, 4, 2},
+        Setting{{{"shard", 1}, {"tp", 4}}, 2, 1}, Setting{{{"replicate", 2}, {"shard", 1}, {"tp", 2}}, 4, 2}})
+    for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params})
+      launch(4, [&](RankContext& r) {
+        const DeviceMesh mesh(r.world, c.root),
+            of_experts(r.world, {{"expert_shard", 4 / c.parts}, {"expert", c.parts}});
+        SCOPED_TRACE(fmt::format("root on {}, experts on {}, {}", mesh.describe(), of_experts.describe(),
+                                 name_of(strategy)));
+        const int me = r.world->rank();
+        Nested model(static_cast<float>(me + 1), c.parts);
+        if (mesh.has("tp")) model.weight.set_tensor_shard({"tp", 0, mesh.size("tp"), mesh.coordinate("tp")});
+        model.block.experts.weight.set_tensor_shard({"expert", 0, c.parts, of_experts.coordinate("expert")});
+        fully_shard(model.block.experts, of_experts, {.strategy = strategy, .shard_dim = "expert_shard"});
+        const FullyShardOptions o{.strategy = strategy, .gradient_ranks = c.of_root};
+        fully_shard(model.block, mesh, o);
+        fully_shard(model, mesh, o);
+        run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
+        float sum = 0;
+        for (int rank = me % c.parts; rank < 4; rank += c.parts) sum += static_cast<float>(rank + 1);
+        for (float g : ops::to_floats(r.device->compute(), model.block.experts.weight.grad_shard()))
+          EXPECT_EQ(g, sum / c.batches);
+      });
+}
+
+TEST(TensorShardReduce, FrozenExpertsNeedNoNumberOfRanks) {
+  launch(2, [](RankContext& r) {
+    const DeviceMesh of_experts(r.world, {{"expert_shard", 1}, {"expert", 2}});
+    Nested model(1, 2);
+    model.block.experts.weight.set_tensor_shard({"expert", 0, 2, r.world->rank()});
+    model.block.experts.weight.freeze();
+    fully_shard(model.block.experts, of_experts, {.shard_dim = "expert_shard"});
+    fully_shard(model, mesh_of(r));
+    model.set_training(false);
+    model(nn::Var(Tensor::empty(*r.device, {1}, DType::f32, "test")));
   });
 }
 

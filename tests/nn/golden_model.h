@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "golden_folder.h"
 #include "support/toy_model.h"
@@ -19,26 +20,33 @@ struct Arrangement {
   int64_t logits_chunk = 7;  // divides nothing here
   bool sequence_parallel = false;
   nn::LoraOptions lora{};
+  int replicas = 1;
+  bool default_ep = false;  // CausalModelOptions::ep as it is: experts are parameters of their blocks
   int data_ranks() const { return ranks / tp; }
+  std::vector<MeshDim> dims() const {
+    std::vector<MeshDim> all = {{"shard", data_ranks() / replicas}};
+    if (replicas > 1) all.insert(all.begin(), {"replicate", replicas});
+    if (tp > 1) all.push_back({"tp", tp});
+    return all;
+  }
 };
 
 /// One rank's. Experts lie over `ep` ranks, the innermost ones, those of a tensor-parallel group among them.
 struct ArrangedModel {
   ArrangedModel(RankContext& rank, const nn::ModelDescription& m, const Arrangement& a, uint64_t seed = 0)
-      : mesh(rank.world, a.tp == 1 ? std::vector<MeshDim>{{"shard", a.ranks}}
-                                   : std::vector<MeshDim>{{"shard", a.data_ranks()}, {"tp", a.tp}}) {
+      : mesh(rank.world, a.dims()) {
     nn::CausalModelOptions o{.tp = nn::TensorParallel::of(mesh),
                              .sequence_parallel = a.sequence_parallel,
                              .logits_chunk = a.logits_chunk,
                              .lora = a.lora};
-    if (m.mixture.experts > 0) {
+    if (m.mixture.experts > 0 && !a.default_ep) {
       expert_mesh.emplace(rank.world,
                           std::vector<MeshDim>{{"expert_shard", a.ranks / a.ep}, {"expert", a.ep}});
       o.ep = nn::ExpertParallel::of(*expert_mesh);
     }
     model = causal_model(m, o);
     model->set_recompute(a.recompute);
-    data_rank = mesh.coordinate("shard");
+    data_rank = rank.world->rank() / a.tp;
     options.strategy = a.strategy;
     options.compute_dtype = a.compute;
     options.seed = seed;
@@ -46,9 +54,9 @@ struct ArrangedModel {
   void shard() {
     FullyShardOptions of_experts = options;
     of_experts.shard_dim = "expert_shard";
-    of_experts.gradient_ranks = mesh.size("shard");
     for (size_t i = 0; i < model->blocks(); ++i)
-      if (ModuleBase* experts = model->experts(i)) fully_shard(*experts, *expert_mesh, of_experts);
+      if (ModuleBase* experts = model->experts(i); experts != nullptr && expert_mesh)
+        fully_shard(*experts, *expert_mesh, of_experts);
     for (size_t i = 0; i < model->blocks(); ++i) fully_shard(model->block(i), mesh, options);
     fully_shard(*model, mesh, options);
   }

@@ -77,6 +77,14 @@ TEST(Arrangements, ExpertsAndTensorParallelRanksGiveWhatOneRankGives) {
   const Outcome want = train(m, {.name = "one"});
   for (const Arrangement& a : {Arrangement{.name = "tp 2", .ranks = 2, .tp = 2},
                                {.name = "ep 2", .ranks = 2, .ep = 2},
+                               {.name = "ep 4", .ranks = 4, .ep = 4},
+                               {.name = "ep 2 of 4, replicas", .ranks = 4, .ep = 2, .replicas = 2},
+                               {.name = "no expert ranks given", .ranks = 4, .default_ep = true},
+                               {.name = "replicas, no expert ranks given",
+                               .ranks = 4,
+                               .strategy = Strategy::optim,
+                               .replicas = 2,
+                               .default_ep = true},
                                {.name = "tp 2 ep 2", .ranks = 2, .tp = 2, .ep = 2},
                                {.name = "tp 4 ep 2", .ranks = 4, .tp = 4, .ep = 2},
                                {.name = "tp 2 ep 4", .ranks = 4, .tp = 2, .ep = 4}})

@@ -196,7 +196,6 @@ TEST(QkClip, SkippedStepsScaleNothing) {
   EXPECT_EQ(train_clipped(4, 1, o, true, true), train_clipped(4, 1, o, false, true));
 }
 
-/// Eight query heads that are cut over the tensor-parallel ranks, while few key heads are whole on each.
 TEST(QkClip, ProjectionsThatAreFrozenAtPresentKeepTheirBits) {
   const std::set<std::string> frozen = {"k.weight", "qkv.bias", "q_b.weight"};
   const Weights clipped = train_clipped(2, 1, {}, true, false, frozen), all = train_clipped(2, 1, {}, true),
@@ -206,8 +205,10 @@ TEST(QkClip, ProjectionsThatAreFrozenAtPresentKeepTheirBits) {
   EXPECT_NE(never.at("k.weight"), all.at("k.weight"));
 }
 
+/// Twelve query heads that are cut over the tensor-parallel ranks, while few key heads are whole on each. With three of
+/// them, the query heads of a rank do not share theirs evenly.
 struct FewKeys : GivenGradients {
-  static constexpr int kQueries = 8;
+  static constexpr int kQueries = 12;
   FewKeys(int tp, int index, int keys, bool bias_cut = true) : heads(kQueries / tp) {
     q = add("q.weight", {heads * kDim, kWidth});
     q_bias = add("q.bias", {heads * kDim});
@@ -217,12 +218,16 @@ struct FewKeys : GivenGradients {
     if (tp > 1 && bias_cut) q_bias.set_tensor_shard({"tp", 0, tp, index});
     const int group = kQueries / keys, first = index * heads / group,
               used = ((index + 1) * heads - 1) / group + 1 - first;
+    std::vector<int> key_of;
+    for (int h = 0; tp > 1 && keys == 3 && h < heads; ++h)
+      key_of.push_back((index * heads + h) / group - first);
     maxima = std::make_shared<LogitMaxima>(AttentionHeads{.name = "few keys",
                                                           .queries = {{q, 0}, {q_bias, 0}},
                                                           .keys = {{k, first * kDim}, {k_bias, first * kDim}},
                                                           .heads = heads,
                                                           .kv_heads = used,
-                                                          .head_dim = kDim});
+                                                          .head_dim = kDim,
+                                                          .key_of = key_of});
   }
   int heads;
   Parameter q, q_bias, k, k_bias;
@@ -268,7 +273,7 @@ std::vector<std::vector<float>> clipped_keys(int tp, int keys, Strategy strategy
 }
 
 TEST(QkClip, KeyHeadsThatTensorParallelRanksHoldWholeStayEqualAndAreThoseOfOneRank) {
-  for (const int keys : {1, 2}) {
+  for (const int keys : {1, 2, 3}) {
     std::vector<float> want_queries, queries;
     const std::vector<float> want = clipped_keys(1, keys, Strategy::no_shard, want_queries).front();
     for (const int tp : {2, 4})
@@ -294,6 +299,29 @@ TEST(QkClipMisuse, HeadsThatCannotBeAreAllNamed) {
       AllOf(HasSubstr("attention 'layer'"), HasSubstr("normalised"), HasSubstr("4 query heads, 3 key heads"),
             HasSubstr("'q.weight' of shape [12, 5] has no rows [9, 21)"), HasSubstr("undefined parameter")));
   EXPECT_THAT(message_of<InvalidArgument>([] { LogitMaxima m({}); }), HasSubstr("no parameters"));
+  AttentionHeads uneven{.queries = {{model.q, 0}},
+                        .keys = {{model.k, 0}},
+                        .heads = 3,
+                        .kv_heads = 2,
+                        .head_dim = kDim,
+                        .key_of = {0, 1, 2}};
+  EXPECT_THAT(
+      message_of<InvalidArgument>([&] { LogitMaxima m(uneven); }),
+      HasSubstr("key_of is [0, 1, 2]: it must have one of the 2 key heads for each of 3 query heads"));
+  launch(1, [&](RankContext& r) {
+    Attentions whole;
+    uneven = {.name = "whole",
+              .queries = {{whole.q, 0}},
+              .keys = {{whole.k, 0}},
+              .heads = 3,
+              .kv_heads = 2,
+              .head_dim = kDim,
+              .key_of = {0, 0, 1}};
+    fully_shard(whole, DeviceMesh(r.world, {{"shard", 1}}));
+    EXPECT_THAT(
+        message_of<InvalidArgument>([&] { QkClip(whole, {std::make_shared<LogitMaxima>(uneven)}); }),
+        HasSubstr("attention 'whole' gives key_of, but its key heads are not whole on several ranks"));
+  });
 }
 
 TEST(QkClipMisuse, QueriesOfWhichAPartAloneIsCutAreRefused) {

@@ -31,7 +31,8 @@ namespace sherd {
 ///   step_ms       on the device, from the end of the step before or, where that
 ///                 was earlier, from the step's issue
 ///   optim_ms      the optimizer's part of it
-///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
+///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step, those
+///                 of the loss and of these figures included
 ///   arrival_ms    {"median": 0.2, "worst": 7.5, "rank": 3}: how late ranks came to the collectives since the
 ///                 step before, each rank's time after the first to come, summed; over ranks, and the rank of
 ///                 the worst. Of the collectives that Communicator::arrivals() reports on rank 0; missing

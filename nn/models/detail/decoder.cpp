@@ -105,7 +105,7 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
                o.lora.rank > 0 ? std::make_shared<Adapters>(o.lora) : nullptr,
                {},
                o.logit_maxima},
-      all_ranks_(o.ep.all ? o.ep.all : o.tp.comm),
+      all_ranks_(o.ep.all),
       logits_chunk_(o.logits_chunk),
       sequence_parallel_(o.sequence_parallel),
       vocabulary_{o.tp, m.vocab} {
@@ -202,7 +202,8 @@ LayerBalance Decoder::balance_of(int layer, float loss_scale, const std::shared_
 void Decoder::update_selection_bias(const Tensor& skip) {
   if (!step_load_.defined()) return;
   Stream& s = step_load_.device().compute();
-  if (all_ranks_ && all_ranks_->size() > 1) all_ranks_->all_reduce(s, step_load_.unowned_view());
+  const auto& ranks = counted_ranks(all_ranks_, table_);
+  if (ranks->size() > 1) ranks->all_reduce(s, step_load_.unowned_view());
   for (size_t i = 0; i < layers_.size(); ++i)
     if (const Mixture* mixture = layers_[i].mixture();
         mixture != nullptr && mixture->selection_bias().defined())

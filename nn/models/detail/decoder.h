@@ -84,7 +84,7 @@ class Decoder : public CausalModel {
   Var embedded(const Var& tokens, int64_t first, const SequenceRows& rows) const;
 
   Context context_;
-  std::shared_ptr<Communicator> all_ranks_;  // of the experts' mesh; null: this rank alone
+  std::shared_ptr<Communicator> all_ranks_;  // of the experts' mesh; null: of the model's
   Tensor step_load_;                         // i32 [layers, experts], of this step and rank
   int64_t logits_chunk_;
   bool sequence_parallel_;

@@ -11,6 +11,12 @@
 
 namespace sherd::nn::detail {
 
+// A model is built before its mesh is known. Every unit's mesh has all ranks.
+const std::shared_ptr<Communicator>& counted_ranks(const std::shared_ptr<Communicator>& all,
+                                                   const Parameter& p) {
+  return all ? all : p.group().mesh().world();
+}
+
 Experts::Experts(const Context& context, const ExpertParallel& parallel) {
   const int64_t n = parallel.share(context.model.mixture.experts), dim = context.model.dim,
                 hidden = context.model.mixture.hidden;
@@ -84,7 +90,7 @@ Routes Mixture::routes(const Var& logits, const SequenceRows& between, const Lay
   const LoadBalancing balancing{
       .weight = static_cast<float>(m.balance),
       .scale = balance.scale,
-      .ranks = parallel_.all ? parallel_.all : tp.comm,
+      .ranks = counted_ranks(parallel_.all, router_),
       .loads = balance.loads,
       .layer = balance.layer,
       .rows = {first_row, std::max<int64_t>(1, between.count / balance.sequences), balance.lengths}};

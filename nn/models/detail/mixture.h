@@ -13,6 +13,10 @@
 
 namespace sherd::nn::detail {
 
+/// Returns the ranks whose rows are counted: `all`, or without it those of the mesh of the unit that holds `p`.
+const std::shared_ptr<Communicator>& counted_ranks(const std::shared_ptr<Communicator>& all,
+                                                   const Parameter& p);
+
 /// The experts of one rank, a unit of its own on the expert mesh: down_e(silu(gate_e(x)) * up_e(x)), each
 /// expert on its rows. Those of gpt_oss have biases and clamped_swiglu(), and matrices [in, out] as in its files. Experts without rows, and calls without any, take part in the unit's collectives like
 /// the others.

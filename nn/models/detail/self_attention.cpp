@@ -54,6 +54,12 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
                       .kv_heads = static_cast<int>(kv_heads_),
                       .head_dim = static_cast<int>(m.head_dim),
                       .normalised = m.qk_norm};
+    if (whole) {  // attention() gets copies where this rank's queries do not share them evenly
+      of.kv_heads = static_cast<int>(shared_.back() - shared_.front()) + 1;
+      for (int64_t h = 0; h < heads_; ++h)
+        of.key_of.push_back(
+            static_cast<int>(shared_[static_cast<size_t>(h * kv_heads_ / heads_)] - shared_.front()));
+    }
     for (const std::vector<Parameter>* all : {&weights_, &biases_}) {
       if (all->empty()) continue;
       of.queries.push_back({all->at(0)});

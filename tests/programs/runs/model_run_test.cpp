@@ -129,6 +129,12 @@ TEST(ModelClip, IsTheSameUnderAllArrangementsAndRefusedForNormalisedHeads) {
       EXPECT_TRUE(train(family, clip + ranks + other) == want) << family << show(other);
     expect_close_losses(train(family, clip + ranks + Flags{"--tp", "2"}), one, 1e-4, family + " tp 2");
   }
+  // Six query heads on three key heads: of three queries, two share a key head that the next rank needs, too.
+  const Flags clip = {"--optimizer", "muon", "--qk-clip", "0.02"};
+  const Outcome one = train("qwen2", clip);
+  EXPECT_NE(one.weights, train("qwen2", {"--optimizer", "muon"}).weights);
+  for (const Flags& tp : {Flags{"--ranks", "2", "--tp", "2"}, Flags{"--ranks", "4", "--tp", "2"}})
+    expect_close_losses(train("qwen2", clip + tp + Flags{"--check-replicas", "1"}), one, 1e-4, show(tp));
   const Finished run = run_train_gpt(model("qwen3") + Flags{"--qk-clip", "1"});
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_THAT(run.err, HasSubstr("--qk-clip 1: --model"));

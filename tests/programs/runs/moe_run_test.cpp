@@ -77,6 +77,25 @@ TEST_P(MoeRun, StrategiesReplicasAndLayoutsHaveTheSameBits) {
     EXPECT_TRUE(train_experts(base + flags) == want) << show(flags);
 }
 
+// Experts are sharded over all ranks that hold them, whatever --replicas says. With as many replicas as ranks they are
+// scattered each microbatch under zero2 and zero3, unlike all else.
+TEST_P(MoeRun, AccumulationAgreesInsideAFamilyAndNearlyAcross) {
+  for (const Flags& extra : {Flags{"--optimizer", "muon"}, Flags{"--expert-parallel", "2"},
+                             Flags{"--expert-parallel", "4", "--optimizer", "muon"}}) {
+    const Flags base = Flags{"--expert-top-k", GetParam(), "--grad-accum", "3", "--steps", "6"} + extra;
+    const auto same = [&](const Flags& a, const Flags& b) {
+      const Outcome first = train_experts(base + a), second = train_experts(base + b);
+      EXPECT_TRUE(first == second) << show(base + a) << "beside " << show(b);
+      return first;
+    };
+    const Outcome kept = same({"--strategy", "zero0"}, {"--strategy", "zero1", "--replicas", "2"}),
+                  scattered = same({"--strategy", "zero2"}, {"--strategy", "zero3", "--recompute", "blocks"});
+    same({"--strategy", "zero2", "--replicas", "2"}, {"--strategy", "zero3", "--replicas", "2"});
+    same({"--strategy", "zero2", "--replicas", "4"}, {"--strategy", "zero3", "--replicas", "4"});
+    expect_close_losses(scattered, kept, 1e-4, show(base));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(TopK, MoeRun, ::testing::Values("1", "2"),
                          [](const auto& k) { return std::string("Top") + k.param; });
 

@@ -107,8 +107,8 @@ TEST(TensorParallelRun, TalksOnceForEachHalfBlockAndSaysItsMesh) {
   const auto steps = read_steps(metrics);
   ASSERT_EQ(steps.size(), 2u);
   // Two sums forward and two backward in each of two blocks, one of the head; the outer sum of three units'
-  // gradients; two to clip, over shard and tp.
-  EXPECT_EQ(steps[0]["comm"]["all_reduce"]["calls"], 4 * 2 + 1 + 3 + 2);
+  // gradients; two to clip, over shard and tp; of the loss and of what ranks report.
+  EXPECT_EQ(steps[0]["comm"]["all_reduce"]["calls"], 4 * 2 + 1 + 3 + 2 + 2);
   EXPECT_TRUE(steps[1].contains("eval_loss"));
 }
 

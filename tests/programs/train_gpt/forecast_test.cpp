@@ -135,6 +135,7 @@ TEST_P(ForecastOf, EqualsTheRun) {
     }
     const bool rows = GetParam().exchanges_rows;
     EXPECT_EQ(without_rows(comm, rows), without_rows(real.comm, rows));
+    EXPECT_EQ(without_rows(comm, rows), without_rows(real.reported, rows)) << "in the metrics";
     EXPECT_EQ(without_rows(pairs_of(planned.comm), rows), without_rows(real.reported, rows));
     if (rows) continue;
     const double off =
