@@ -24,15 +24,17 @@ struct ReadCounts {
   int64_t blocks_verified = 0;
 };
 
-/// Returns whether the reader treats a tensor of another program's file as plain bytes, by its name. An empty
-/// function: never.
+/// Returns whether the reader treats a tensor of another program's file as plain bytes, by its name. Such a tensor may be
+/// missing although an index names it. An empty function: never.
 using Opaque = std::function<bool(std::string_view name)>;
 
 /// Reader of one of these:
 ///  - a committed checkpoint's folder (with manifest.binpb): every block is verified before use;
 ///  - a folder of safetensors files: the `model` or `optim` folder of a checkpoint, a folder that PyTorch's
-///    DCP writer saved (pieces with saved_offsets), or a Hugging Face folder with
-///    model.safetensors.index.json;
+///    DCP writer saved (pieces with saved_offsets), or a Hugging Face folder: model.safetensors.index.json
+///    names its files, which may be in folders below; beside an index model.safetensors is read alone, as
+///    by transformers. A tensor that the index does not name is read, too. Of whole tensors in several files
+///    the index selects one. Manifest::notes says what is not read;
 ///  - one safetensors file.
 /// The latter two have no checksums: structure and coverage are checked, and manifest().checksums is false.
 /// All their tensors are in section model (in a folder whose every name begins with "optim.": optim).

@@ -121,6 +121,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
   if (options.model) runtime.weights_replaced();
   report.training = reader.manifest().training;
   report.counts = reader.counts();
+  report.notes = reader.manifest().notes;
   for (Optimizer* optimizer : optimizers)
     if (options.optimizer) optimizer->set_steps(recorded_optimizer_steps(report.training, root, *optimizer));
   return report;

@@ -56,6 +56,8 @@ struct LoadReport {
   /// Tensors in files of other programs that were not read because they are copies or unused (StoredForms:
   /// recomputed buffers, a tied head).
   std::vector<std::string> ignored;
+  /// Manifest::notes of the files, for a program to print once.
+  std::vector<std::string> notes;
 };
 
 /// Fills the local pieces of a model and its optimizer from a reader that this rank alone uses. Each rank

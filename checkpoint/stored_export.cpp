@@ -71,19 +71,11 @@ Steps plan_new(const StoredForm& form, const std::set<std::string>& copies, cons
   return steps;
 }
 
-// Names of all tensors of a folder, in the order of the files and of the data in them. @throws
-// CorruptCheckpoint
+// Names of all tensors of a folder, in the order of the files and of the data in them.
 std::vector<std::string> names_of(const StoredFolder& folder) {
   std::vector<std::string> names;
-  std::set<std::string> known;
-  for (const SafetensorsReader& file : folder.weights()) {
-    for (const SafetensorsEntry& e : file.entries()) {
-      if (!known.insert(e.name).second)
-        throw CorruptCheckpoint(fmt::format("'{}': another file of its folder has '{}', too",
-                                            printable(file.path().string()), printable(e.name)));
-      names.push_back(e.name);
-    }
-  }
+  for (const SafetensorsReader& file : folder.weights())
+    for (const SafetensorsEntry& e : file.entries()) names.push_back(e.name);
   return names;
 }
 
@@ -141,7 +133,7 @@ void follow(const StoredFolder& folder, const StoredForm& form, const StoredForm
 WeightsPlan plan_of(const StoredFolder& folder) {
   WeightsPlan plan;
   for (const SafetensorsReader& file : folder.weights()) {
-    plan.weights.push_back({.name = file.path().filename().string(),
+    plan.weights.push_back({.name = file.path().lexically_relative(folder.path()).generic_string(),
                             .bytes = file.entries().empty() ? 0 : file.entries().back().end,
                             .header = file.header()});
   }

@@ -8,6 +8,7 @@
 #include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -52,11 +53,21 @@ std::shared_ptr<const StoredFolder> StoredFolder::open(const fs::path& path, Fil
   require_folder(path, files);
   std::shared_ptr<StoredFolder> folder(new StoredFolder);
   folder->path_ = path;
-  for (const std::string& name : weights_files(path, files)) {
+  const std::vector<std::string> names = weights_files(path, files);
+  std::map<std::string, std::string> holders;
+  for (const std::string& name : names) {
     require_inside(path, name);
-    folder->weights_.emplace_back(path / name, files);
+    const SafetensorsReader& file = folder->weights_.emplace_back(path / name, files);
+    for (const SafetensorsEntry& e : file.entries())
+      if (const auto [other, is_new] = holders.emplace(e.name, name); !is_new)
+        throw CorruptCheckpoint(
+            fmt::format("'{}': another file of its folder, '{}', has '{}', too, and a folder with both "
+                        "cannot be followed; remove one",
+                        printable(file.path().string()), printable(other->second), printable(e.name)));
   }
   folder->others_ = read_others(path, files);
+  if (names == std::vector<std::string>{kWeightsFile})
+    folder->others_.erase(kWeightsIndex);  // of other files
   return folder;
 }
 

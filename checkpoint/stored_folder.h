@@ -18,14 +18,14 @@ namespace sherd {
 class StoredFolder {
  public:
   /// Opens a folder. Links are followed inside the folder, and to the blobs/ of a Hugging Face hub cache of
-  /// which the folder is a snapshot. Files named by an index must be in the folder itself.
+  /// which the folder is a snapshot. Files named by an index may be in folders below.
   /// @throws IoError when it is not a folder, when weights are a link that leads elsewhere, or a file of it
-  /// cannot be read; CorruptCheckpoint for damaged weights.
+  /// cannot be read; CorruptCheckpoint for damaged weights, and for a tensor that several files have.
   [[nodiscard]] static std::shared_ptr<const StoredFolder> open(const std::filesystem::path& path,
                                                                 FileSystem& files = FileSystem::posix());
 
   const std::filesystem::path& path() const { return path_; }
-  /// Returns the weights: the files of the index, or model.safetensors, or every safetensors file; by name.
+  /// Returns the weights: model.safetensors, or the files of the index, or every safetensors file; by name.
   const std::vector<SafetensorsReader>& weights() const { return weights_; }
   /// Returns the contents of the folder's other files by name: configuration, tokenizer, index, licence and
   /// so on. Excluded are hidden files, files over 64 MiB, folders, links_outside(), and weights in other

@@ -197,6 +197,7 @@ LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, c
   runtime.weights_replaced();
   report.training = reader.manifest().training;
   report.counts = reader.counts();
+  report.notes = reader.manifest().notes;
   return report;
 }
 

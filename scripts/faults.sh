@@ -23,6 +23,7 @@
 #   lost      it ended badly, or with other bits; it resumed an earlier checkpoint than the newest that was committed when
 #             the fault struck; or a survivor did not say which rank failed or what did
 set -uo pipefail
+export LC_ALL=C  # sort and printf take a decimal point
 cd "$(dirname "$0")/.." || exit 2
 runs=${1:-20}
 build=${BUILD:-build/release}

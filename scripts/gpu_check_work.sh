@@ -3,6 +3,7 @@
 # from gpu_check.sh. Lines "figure: ..." go to the summary, exit code 77 is a SKIP; what is in $work/logs is archived.
 # shellcheck disable=SC2046,SC2086,SC2154
 set -uo pipefail
+export LC_ALL=C  # sort and printf take a decimal point
 
 skip() { echo "figure: $*"; exit 77; }
 

@@ -4,6 +4,7 @@
 #   scripts/mpi_overlap.sh [ROUNDS]        BUILD: where train_gpt lies (build/release/bin); DIM (512), LAYERS (8)
 # OUT: a folder for mpi.svg and local.svg, which draw two steps of each (--timeline). Means nothing while other work runs.
 set -euo pipefail
+export LC_ALL=C  # sort and printf take a decimal point
 cd "$(dirname "$0")/.."
 rounds=${1:-5} train_gpt=${BUILD:-build/release/bin}/train_gpt
 [[ -x $train_gpt ]] || { echo "mpi_overlap.sh: $train_gpt is missing: build it, or set BUILD to its folder" >&2; exit 2; }

@@ -13,6 +13,7 @@
 # Environment: BUILD, where train_gpt and sherd lie (build/release/bin); RANKS (2); COMM: local, threads of one process, or mpi,
 # a process each; LEGS (3), crashes and one; OUT, a folder to keep instead of a temporary one, which has memory.csv.
 set -uo pipefail
+export LC_ALL=C  # sort and printf take a decimal point
 cd "$(dirname "$0")/.." || exit 1
 minutes=${1:-}
 [[ $minutes =~ ^[1-9][0-9]*$ ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }

@@ -50,6 +50,11 @@ found=$(grep -rnE '#include "(samples|programs|tests)/' adapters --include=*.h -
 found=$(grep -lE '#include <sherd/torch/detail/' adapters/torch/*.h) &&
   complain "public headers of an adapter include private ones:"$'\n'"$found"
 
+# Numbers are read and written alike under every locale: by from_chars() and fmt, or by a stream imbued with std::locale::classic().
+found=$(grep -rnE '\b(sto(f|d|ld)|strto(f|d|ld)|atof|ostringstream|setprecision)\b|(scan|print)f\(.*%[-+ #*.0-9]*l?[aefgAEFG]' \
+  "${order[@]}" adapters programs --include=*.h --include=*.cpp --include=*.cu) &&
+  complain "numbers that follow the locale; use std::from_chars() or fmt:"$'\n'"$found"
+
 "$here/component_cycles.sh" . "${order[@]}" || failed=1
 
 while IFS= read -r file; do

@@ -104,12 +104,21 @@ WeightsWriter::WeightsWriter(const std::filesystem::path& path, WeightsPlan plan
   begin_folder();
 }
 
+std::set<std::filesystem::path> WeightsWriter::inner_folders() const {
+  std::set<std::filesystem::path> inner;
+  for (const WeightsFile& file : plan_.weights)
+    for (auto at = std::filesystem::path(file.name).parent_path(); !at.empty(); at = at.parent_path())
+      inner.insert(at);
+  return inner;
+}
+
 void WeightsWriter::begin_folder() {
   sweep_beside(files_, path_);
   TemporaryFolder made = create_folder_beside(files_, path_);
   temporary_ = std::move(made.path);
   lock_ = std::move(made.lock);
   try {
+    for (const std::filesystem::path& inner : inner_folders()) files_.create_folder(temporary_ / inner);
     open_file();
   } catch (...) {
     files_.remove_all(temporary_);
@@ -151,6 +160,7 @@ bool WeightsWriter::finish() {
   }
   if (!is_folder()) return true;
   write_others();
+  for (const std::filesystem::path& inner : inner_folders()) files_.sync_folder(temporary_ / inner);
   files_.sync_folder(temporary_);
   if (existing_ == Existing::accept_equal && files_.kind(path_) == Kind::folder &&
       !files_.list(path_).empty()) {
@@ -165,7 +175,10 @@ bool WeightsWriter::finish() {
 // The folder at the path holds every file of the temporary one.
 void WeightsWriter::require_equal() const {
   constexpr int64_t kBlock = int64_t{1} << 20;
-  for (const std::string& name : files_.list(temporary_)) {
+  std::set<std::string> names;
+  for (const WeightsFile& file : plan_.weights) names.insert(file.name);
+  for (const auto& [name, contents] : plan_.others) names.insert(name);
+  for (const std::string& name : names) {
     const auto refuse = [&](const char* how) {
       throw IoError(
           fmt::format("cannot write weights to '{}': this folder is not empty, and '{}' {}: it holds "

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ bool is_weights_file(const std::filesystem::path& path, FileSystem& files = File
 
 /// A file of weights to be written.
 struct WeightsFile {
+  /// Below the folder, whose own folders are made.
   std::string name = {};
   /// Of its data, in this order.
   std::vector<SafetensorsSpec> tensors = {};
@@ -70,6 +72,8 @@ class WeightsWriter {
  private:
   bool is_folder() const { return !temporary_.empty(); }
   std::filesystem::path path_of(const WeightsFile& file) const;
+  /// The folders below the temporary one that hold weights, outermost first.
+  std::set<std::filesystem::path> inner_folders() const;
   void begin_folder();
   void open_file();
   void finish_file();

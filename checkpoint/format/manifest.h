@@ -84,6 +84,9 @@ struct Manifest {
   std::vector<CheckpointTensor> tensors;
   /// False for folders of another program: only structure can be verified.
   bool checksums = true;
+  /// Of scan_safetensors(): what of a folder is not read although its name says that it is the model's, a line each. Not
+  /// stored.
+  std::vector<std::string> notes = {};
 
   /// Returns the tensor of that section and name, or null. Linear; make an index for many look-ups.
   const CheckpointTensor* find(Section section, std::string_view name) const;

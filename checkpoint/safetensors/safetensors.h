@@ -24,7 +24,7 @@ struct SafetensorsEntry {
   std::string name;
   /// As in the file: "F32", "BF16", ...
   std::string dtype_name;
-  /// Empty for types of the format that sherd lacks (BOOL, I8, I16, ...): they are listed, not read.
+  /// Empty for types of the format that sherd lacks (BOOL, I8, F8_E4M3, F4, ...): they are listed, not read.
   std::optional<DType> dtype;
   Shape shape;
   /// Of the whole tensor of which this is a piece, if the file records it.

@@ -43,8 +43,15 @@ SafetensorsEntry parse_entry(const json& value, int64_t data_bytes) {
         fmt::format("its data ends at byte {}, but the file has {} bytes of data: it was cut off", entry.end,
                     data_bytes));
   }
-  const std::optional<int64_t> needed = checked_bytes(entry.shape, type->bytes);
+  const bool packed = type->bits % 8 != 0;
+  std::optional<int64_t> needed = checked_bytes(entry.shape, packed ? type->bits : type->bits / 8);
   if (!needed) throw CorruptCheckpoint("the product of its shape passes 2^63 - 1 bytes");
+  if (packed) {
+    if (*needed % 8 != 0)
+      throw CorruptCheckpoint(fmt::format("{} of shape {} takes {} bits, which do not fill the last byte",
+                                          entry.dtype_name, to_string(entry.shape), *needed));
+    needed = *needed / 8;
+  }
   if (*needed != entry.end - entry.begin) {
     throw CorruptCheckpoint(fmt::format("{} of shape {} takes {} bytes, but its data has {}",
                                         entry.dtype_name, to_string(entry.shape), *needed,

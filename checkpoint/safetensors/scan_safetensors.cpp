@@ -38,6 +38,22 @@ struct Found {
   bool shape_known = false;
 };
 
+/// What one file says.
+struct Header {
+  std::string name;
+  int64_t bytes;
+  std::vector<SafetensorsEntry> entries;
+  std::map<std::string, Shape> offsets;
+};
+
+/// A whole tensor in another file than the one that the index names.
+struct Copy {
+  std::string tensor, left, read;
+};
+
+/// File by tensor name.
+using Index = std::map<std::string, std::string>;
+
 class Scan {
  public:
   Scan(fs::path root, FileSystem& files, const Opaque& opaque)
@@ -45,29 +61,18 @@ class Scan {
 
   void add(const std::string& name) {
     const SafetensorsReader file(root_ / name, files_);
-    const std::map<std::string, Shape> offsets = saved_offsets(file);
-    const int64_t header = file.header_bytes();
-    const int64_t data = file.entries().empty() ? 0 : file.entries().back().end;
-    for (const SafetensorsEntry& entry : file.entries()) {
-      names_[name].insert(entry.name);
-      const auto offset = offsets.find(entry.name);
-      try {
-        if (opaque_ && opaque_(entry.name))
-          add(as_bytes(entry), header, nullptr);
-        else
-          add(entry, header, offset == offsets.end() ? nullptr : &offset->second);
-      } catch (const CorruptCheckpoint& e) {
-        throw CorruptCheckpoint(
-            fmt::format("'{}': tensor {}: {}", file.path().string(), shown(entry.name), e.what()));
-      }
-    }
-    manifest_.files.push_back({name, header + data, header, 0, {}});
+    for (const SafetensorsEntry& entry : file.entries()) holders_[entry.name].insert(name);
+    headers_.push_back({name, file.header_bytes(), file.entries(), saved_offsets(file)});
   }
 
-  /// Names of the tensors in each file.
-  const std::map<std::string, std::set<std::string>>& names() const { return names_; }
+  /// A line on what is not read.
+  void note(std::string line) { manifest_.notes.push_back(std::move(line)); }
 
-  Manifest finish() && {
+  /// The index decides on whole tensors that several files have.
+  Manifest finish(const Index& index = {}) && {
+    check(index);
+    for (const Header& file : headers_) add(file, index);
+    note_copies();
     if (!unsupported_.empty()) {
       throw NotSupported(
           fmt::format("'{}': sherd has no tensors like {}; leave them out, or convert them to at most 8 "
@@ -84,8 +89,12 @@ class Scan {
       found.tensor.section = optim ? Section::optim : Section::model;
       manifest_.tensors.push_back(std::move(found.tensor));
     }
+    // Every byte is accounted for, those that are not read too.
+    const size_t tensors = manifest_.tensors.size();
+    manifest_.tensors.insert(manifest_.tensors.end(), unread_.begin(), unread_.end());
     try {
       check_manifest(manifest_);
+      manifest_.tensors.resize(tensors);
     } catch (const CorruptCheckpoint& e) {
       throw CorruptCheckpoint(fmt::format("'{}': {}", place(), e.what()));
     }
@@ -94,7 +103,64 @@ class Scan {
 
  private:
   /// Of messages: the file, where it is one.
-  std::string place() const { return (names_.size() == 1 ? root_ / names_.begin()->first : root_).string(); }
+  std::string place() const { return (headers_.size() == 1 ? root_ / headers_[0].name : root_).string(); }
+  bool is_opaque(const std::string& name) const { return opaque_ && opaque_(name); }
+
+  /// What the index names and no file has was lost, but for tensors that the caller leaves out.
+  void check(const Index& index) const {
+    std::vector<std::string> lost;
+    for (const auto& [tensor, file] : index)
+      if (!holders_.contains(tensor) && !is_opaque(tensor))
+        lost.push_back(fmt::format("{} is not in file {}", shown(tensor), shown(file)));
+    if (!lost.empty()) throw CorruptCheckpoint(some_of(lost) + "; copy the file again, or correct the index");
+  }
+
+  void add(const Header& file, const Index& index) {
+    for (const SafetensorsEntry& entry : file.entries) {
+      const auto offset = file.offsets.find(entry.name);
+      const bool piece = offset != file.offsets.end();
+      const auto named = index.find(entry.name);
+      const std::set<std::string>& holders = holders_[entry.name];
+      if (!piece && named != index.end() && named->second != file.name && holders.contains(named->second)) {
+        if (!is_opaque(entry.name)) copies_.push_back({entry.name, file.name, named->second});
+        leave(as_bytes(entry), file);
+        continue;
+      }
+      try {
+        if (is_opaque(entry.name))
+          add(as_bytes(entry), file.bytes, nullptr);
+        else
+          add(entry, file.bytes, piece ? &offset->second : nullptr);
+      } catch (const CorruptCheckpoint& e) {
+        throw CorruptCheckpoint(
+            fmt::format("'{}': tensor {}: {}", (root_ / file.name).string(), shown(entry.name), e.what()));
+      }
+    }
+    const int64_t data = file.entries.empty() ? 0 : file.entries.back().end;
+    manifest_.files.push_back({file.name, file.bytes + data, file.bytes, 0, {}});
+  }
+
+  void leave(const SafetensorsEntry& bytes, const Header& file) {
+    if (bytes.begin == bytes.end) return;
+    const Box all{{0}, bytes.shape};
+    unread_.push_back(
+        {.name = fmt::format("{}\n{}", bytes.name, file.name),
+         .dtype = DType::u8,
+         .shape = bytes.shape,
+         .pieces = {{all, static_cast<int>(manifest_.files.size()), file.bytes + bytes.begin}}});
+  }
+
+  void note_copies() {
+    std::vector<std::string> lines;
+    for (const Copy& copy : copies_)
+      lines.push_back(fmt::format("{} of {} is read, and not that of {}", shown(copy.tensor),
+                                  shown(copy.read), shown(copy.left)));
+    if (!lines.empty())
+      note(
+          fmt::format("'{}' decides on tensors that several files have (transformers reads that of the last "
+                      "file by name): {}",
+                      (root_ / kWeightsIndex).string(), some_of(lines)));
+  }
 
   void add(const SafetensorsEntry& entry, int64_t header, const Shape* saved_offset) {
     if (!entry.dtype || entry.shape.size() > 8) {
@@ -153,38 +219,31 @@ class Scan {
   FileSystem& files_;
   const Opaque& opaque_;
   Manifest manifest_;
+  std::vector<Header> headers_;
+  std::map<std::string, std::set<std::string>> holders_;  // files by tensor
   std::map<std::string, Found> found_;
-  std::map<std::string, std::set<std::string>> names_;
+  std::vector<Copy> copies_;
+  std::vector<CheckpointTensor> unread_;
   std::vector<std::string> unsupported_;
 };
 
 Manifest scan_indexed(const fs::path& folder, FileSystem& files, const Opaque& opaque) {
-  const std::map<std::string, std::string> index = read_weights_index(folder / kWeightsIndex, files);
+  const Index index = read_weights_index(folder / kWeightsIndex, files);
   std::set<std::string> names;
   std::vector<std::string> problems;
   for (const auto& [tensor, file] : index) {
     if (names.insert(file).second && files.kind(folder / file) != FileSystem::Kind::file)
       problems.push_back(fmt::format("file {} is missing", shown(file)));
   }
-  if (!problems.empty()) throw CorruptCheckpoint(some_of(problems));
+  if (!problems.empty())
+    throw CorruptCheckpoint(some_of(problems) +
+                            "; copy all files of the index, or remove an index of earlier weights");
   Scan scan(folder, files, opaque);
   for (const std::string& name : names) {
     require_inside(folder, name);
     scan.add(name);
   }
-  for (const auto& [tensor, file] : index) {
-    if (!scan.names().at(file).contains(tensor))
-      problems.push_back(fmt::format("{} is not in file {}", shown(tensor), shown(file)));
-  }
-  for (const auto& [file, tensors] : scan.names()) {
-    for (const std::string& tensor : tensors) {
-      const auto entry = index.find(tensor);
-      if (entry == index.end() || entry->second != file)
-        problems.push_back(fmt::format("{} in file {} is not in the index", shown(tensor), shown(file)));
-    }
-  }
-  if (!problems.empty()) throw CorruptCheckpoint(some_of(problems));
-  return std::move(scan).finish();
+  return std::move(scan).finish(index);
 }
 
 }  // namespace
@@ -202,6 +261,15 @@ Manifest scan_safetensors(const fs::path& path, FileSystem& files, const Opaque&
                     kind == FileSystem::Kind::none ? "it is missing" : "it is neither a folder nor a file"));
   }
   if (files.kind(path / kWeightsIndex) == FileSystem::Kind::file) {
+    if (files.kind(path / kWeightsFile) == FileSystem::Kind::file) {
+      require_inside(path, kWeightsFile);
+      Scan scan(path, files, opaque);
+      scan.add(kWeightsFile);
+      scan.note(fmt::format(
+          "'{}' is read, as by transformers, and '{}' beside it is not; remove what is out of date",
+          (path / kWeightsFile).string(), kWeightsIndex));
+      return std::move(scan).finish();
+    }
     require_inside(path, kWeightsIndex);
     try {
       return scan_indexed(path, files, opaque);

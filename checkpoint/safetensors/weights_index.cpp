@@ -1,8 +1,10 @@
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/files/detail/links.h>
@@ -17,6 +19,16 @@ using Kind = FileSystem::Kind;
 
 constexpr int64_t kMaxIndexBytes = 100'000'000;
 
+/// "./a/./b" as "a/b".
+std::string without_dots(std::string_view path) {
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0, end; begin <= path.size(); begin = end + 1) {
+    end = std::min(path.find('/', begin), path.size());
+    if (const std::string_view part = path.substr(begin, end - begin); part != ".") parts.push_back(part);
+  }
+  return fmt::format("{}", fmt::join(parts, "/"));
+}
+
 }  // namespace
 
 std::map<std::string, std::string> read_weights_index(const fs::path& path, FileSystem& files) {
@@ -26,20 +38,16 @@ std::map<std::string, std::string> read_weights_index(const fs::path& path, File
     throw CorruptCheckpoint("its object \"weight_map\" is missing");
   std::map<std::string, std::string> map;
   for (const auto& [name, file] : weights->items()) {
-    if (!file.is_string() || !is_plain_path(file.get_ref<const std::string&>()))
+    const std::string plain = file.is_string() ? without_dots(file.get_ref<const std::string&>()) : "";
+    if (!is_plain_path(plain))
       throw CorruptCheckpoint(fmt::format("{} is not in a file of this folder", shown(name)));
-    // Weights are stored beside their index. Known writers make no files in subfolders, and a writer of a
-    // folder like this one keeps file names alone.
-    if (file.get_ref<const std::string&>().find('/') != std::string::npos)
-      throw CorruptCheckpoint(fmt::format(
-          "{} is said to be in {}, a folder below; move that file beside the index and name it so there",
-          shown(name), shown(file.get<std::string>())));
-    map[name] = file.get<std::string>();
+    map[name] = plain;
   }
   return map;
 }
 
 std::vector<std::string> weights_files(const fs::path& folder, FileSystem& files) {
+  if (files.kind(folder / kWeightsFile) == Kind::file) return {kWeightsFile};
   if (files.kind(folder / kWeightsIndex) == Kind::file) {
     std::vector<std::string> names;
     try {
@@ -52,7 +60,6 @@ std::vector<std::string> weights_files(const fs::path& folder, FileSystem& files
     names.erase(std::unique(names.begin(), names.end()), names.end());
     return names;
   }
-  if (files.kind(folder / kWeightsFile) == Kind::file) return {kWeightsFile};
   std::vector<std::string> names = files.list(folder);
   std::erase_if(names, [](const std::string& name) { return !name.ends_with(".safetensors"); });
   if (names.empty())

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <locale>
 #include <sstream>
 #include <utility>
 
@@ -50,6 +51,7 @@ std::string Progress::text() const {
 Progress::Counts Progress::parse(std::istream& text) {
   Counts counts;
   Count count;
+  text.imbue(std::locale::classic());
   for (std::string key;
        text >> count.number && text.get() && std::getline(text, key) && std::getline(text, count.last);)
     counts[key] = count;
@@ -71,6 +73,7 @@ void Progress::poll() {
              store_->get(fmt::format("{}/ended/{}", world_, departures_seen_), kStoreAnswers)) {
     ++departures_seen_;
     std::istringstream lines(*departure);
+    lines.imbue(std::locale::classic());
     int rank = -1;
     lines >> rank;
     std::lock_guard lock(mutex_);

@@ -310,6 +310,10 @@ ModelConfig parse_model_config(std::string_view text, const std::string& source)
                    "from_pretrained(folder, quantization_config=Mxfp4Config(dequantize=True)), then "
                    "save_pretrained()"
                  : "quantised weights are not read; take the folder they were made from");
+  if (c.text("transformers_weights", "model.safetensors") != "model.safetensors")
+    c.refuse("transformers_weights",
+             "transformers reads these weights, and sherd model.safetensors or its index; rename them, and "
+             "remove the key");
   if (family->family == ModelFamily::gpt2)
     read_gpt2(c, config);
   else

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <charconv>
 #include <iterator>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
@@ -19,8 +21,13 @@ namespace {
 using nlohmann::json;
 using nn::ModelDescription;
 
-// The shortest decimal that is the float: 1e-06 rather than 9.99999997e-07.
-double shortest(float value) { return std::stod(fmt::format("{}", value)); }
+// The shortest decimal that is the float: 1e-06 rather than 9.99999997e-07. from_chars() ignores the locale.
+double shortest(float value) {
+  const std::string text = fmt::format("{}", value);
+  double decimal = value;
+  std::from_chars(text.data(), text.data() + text.size(), decimal);
+  return decimal;
+}
 
 const char* dtype_text(DType dtype) {
   switch (dtype) {

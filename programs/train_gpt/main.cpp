@@ -218,7 +218,8 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
              ignored.size() == 1 ? "" : "s",
              sherd::printable(sherd::shortened({ignored.begin(), ignored.end()}, 5), 2048));
   if (out)
-    for (const std::string& line : out->notes) warn(line);
+    for (const auto& lines : {out->notes, trainer.weights_notes()})
+      for (const std::string& line : lines) warn(line);
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);
   if (config.eval_only) {
     doing = "evaluating";

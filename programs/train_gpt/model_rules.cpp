@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/nn/hf/adapter_folder.h>
 
 #include "generate.h"
 
@@ -17,6 +18,25 @@ void collect(std::vector<std::string>& problems, Check check) {
   } catch (const sherd::InvalidArgument& e) {
     problems.push_back(e.what());
   }
+}
+
+/// The folder of adapters that --init-weights names fits the flags.
+void check_adapters(const TrainConfig& c, const ModelSource& source, std::vector<std::string>& problems) {
+  if (!begins_with_adapters(c)) return;
+  collect(problems, [&] {
+    const sherd::hf::AdapterConfig config = sherd::hf::read_adapter_config(c.init_weights);
+    if (c.lora_rank > 0) return require_same(config, lora_options(c));
+    problems.push_back(
+        fmt::format("--init-weights {}: it holds adapters, and the model has none; give --lora-rank {} "
+                    "--lora-alpha {} and the --lora-targets of their modules",
+                    c.init_weights, config.rank, config.alpha));
+  });
+  if (source.folder.empty() && !c.from_scratch)
+    problems.push_back(
+        fmt::format("--init-weights {}: it holds adapters alone, and --model {} has no weights here; name "
+                    "the folder that "
+                    "has them by --model",
+                    c.init_weights, c.model));
 }
 
 /// As causal_model() demands, which says it of the library's options, and only once there are ranks.
@@ -43,6 +63,7 @@ void check_model(const TrainConfig& c, const ModelSource& source, std::vector<st
   if (c.trains() || c.eval_only)
     collect(problems, [&] { sherd::hf::require_sequence(source.config, c.seq); });
   check_tensor_parallel(c, source, problems);
+  check_adapters(c, source, problems);
   if (c.moe_bias_speed > 0 && !routes_in_groups(source.config.description))
     problems.push_back(fmt::format(
         "--moe-bias-speed {}: --model {} is of family {}, which has no selection bias; leave it out",

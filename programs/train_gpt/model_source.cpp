@@ -14,6 +14,7 @@
 #include <sherd/nn/models/presets.h>
 #include <sherd/train/settings/saved_settings.h>
 
+#include <sherd/nn/hf/adapter_folder.h>
 #include <sherd/nn/hf/detail/config_object.h>
 #include "model.h"
 #include "output.h"
@@ -196,8 +197,12 @@ sherd::TokenWork token_work(const TrainConfig& c) {
           .window = d.window};
 }
 
+bool begins_with_adapters(const TrainConfig& c) {
+  return !c.model.empty() && !c.init_weights.empty() && sherd::hf::is_adapter_folder(c.init_weights);
+}
+
 fs::path first_weights(const TrainConfig& c) {
-  if (!c.init_weights.empty()) return c.init_weights;
+  if (!c.init_weights.empty() && !begins_with_adapters(c)) return c.init_weights;
   const bool of_model = !c.model.empty() && !c.from_scratch && !c.resumes_weights();
   return of_model ? model_source(c).folder : fs::path();
 }
@@ -210,18 +215,24 @@ std::vector<sherd::FileCopy> model_copies(const TrainConfig& c) {
     copies.push_back({"--model, config.json", source.config.source,
                       sherd::checksum(text.data(), static_cast<int64_t>(text.size()))});
   }
-  const fs::path from = first_weights(c);
-  if (from.empty()) return copies;
-  const std::string flag = c.init_weights.empty() ? "--model" : "--init-weights";
-  try {
-    for (sherd::FileCopy& copy :
-         c.model.empty() ? sherd::weights_copies(from) : sherd::stored_weights_copies(from)) {
-      copy.name = flag + ", " + copy.name;
-      copies.push_back(std::move(copy));
+  const auto add = [&](const std::string& flag, const fs::path& from, auto read) {
+    try {
+      for (sherd::FileCopy& copy : read(from)) {
+        copy.name = flag + ", " + copy.name;
+        copies.push_back(std::move(copy));
+      }
+    } catch (const sherd::Error& e) {
+      copies.push_back({flag, from.string(), 0, e.what()});
     }
-  } catch (const sherd::Error& e) {
-    copies.push_back({flag, from.string(), 0, e.what()});
-  }
+  };
+  const bool adapters = begins_with_adapters(c);
+  if (const fs::path from = first_weights(c); !from.empty())
+    add(adapters || c.init_weights.empty() ? "--model" : "--init-weights", from, [&](const fs::path& path) {
+      return c.model.empty() ? sherd::weights_copies(path) : sherd::stored_weights_copies(path);
+    });
+  if (adapters)
+    add("--init-weights", c.init_weights,
+        [](const fs::path& path) { return sherd::hf::adapter_copies(path); });
   return copies;
 }
 
@@ -242,15 +253,21 @@ void freeze_parameters(sherd::ModuleBase& model, const std::string& pattern) {
   if (all) throw sherd::InvalidArgument(fmt::format("--freeze '{}': leaves no parameter to train", pattern));
 }
 
-std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainConfig& c) {
+sherd::LoadReport load_first_weights(nn::CausalModel& model, const TrainConfig& c) {
   const fs::path from = first_weights(c);
-  if (from.empty()) return {};
   sherd::LoadOptions options{.compare_copies = false};  // compared as model_copies()
   options.allow_unexpected = !c.strict_weights;
-  if (c.model.empty()) return import_weights(model, from, options).unexpected;
-  sherd::LoadReport report = import_weights(model, from, sherd::hf::stored_forms(description_of(c)), options);
+  sherd::LoadReport report;
+  if (!from.empty())
+    report = c.model.empty()
+                 ? import_weights(model, from, options)
+                 : import_weights(model, from, sherd::hf::stored_forms(description_of(c)), options);
   report.ignored.insert(report.ignored.end(), report.unexpected.begin(), report.unexpected.end());
-  return report.ignored;
+  if (!begins_with_adapters(c)) return report;
+  const sherd::LoadReport adapters =
+      sherd::hf::import_adapters(model, c.init_weights, lora_options(c), options);
+  report.notes.insert(report.notes.end(), adapters.notes.begin(), adapters.notes.end());
+  return report;
 }
 
 nn::LoraOptions lora_options(const TrainConfig& c) { return {c.lora_rank, c.lora_alpha, c.lora_targets}; }

@@ -74,10 +74,14 @@ using ModelBuilder = std::function<std::unique_ptr<sherd::nn::CausalModel>(
 /// What a token of the model computes, for counting operations.
 sherd::TokenWork token_work(const TrainConfig& config);
 
-/// Where first weights come from: --init-weights or --model's folder; empty: they are random, or a checkpoint's.
+/// Whether --init-weights names a folder of adapters for --model, whose other weights are those of its folder.
+bool begins_with_adapters(const TrainConfig& config);
+
+/// Where first weights, but for adapters, come from: --init-weights or --model's folder; empty: they are random, or a
+/// checkpoint's.
 std::filesystem::path first_weights(const TrainConfig& config);
 
-/// What a process reads of first_weights() and the config.json that it follows, for require_same_copies(). Formatting and
+/// What a process reads of first_weights(), adapters and the config.json that it follows, for require_same_copies(). Formatting and
 /// order of keys do not count. @throws as import_weights() for what cannot be read.
 std::vector<sherd::FileCopy> model_copies(const TrainConfig& config);
 
@@ -85,9 +89,9 @@ std::vector<sherd::FileCopy> model_copies(const TrainConfig& config);
 /// leaves none to train.
 void freeze_parameters(sherd::ModuleBase& model, const std::string& pattern);
 
-/// The first weights, of --init-weights or of --model's folder, if they come from one of these. Collective.
-/// @returns lines on stored tensors that are not part of the model.
-std::vector<std::string> load_first_weights(sherd::nn::CausalModel& model, const TrainConfig& config);
+/// Loads the first weights, of --init-weights, --model's folder or both, if they come from one of these. Collective.
+/// @returns LoadReport::notes, and in `ignored` the stored tensors that are not part of the model.
+sherd::LoadReport load_first_weights(sherd::nn::CausalModel& model, const TrainConfig& config);
 
 /// The adapters that the flags ask for; of rank 0 without.
 sherd::nn::LoraOptions lora_options(const TrainConfig& config);

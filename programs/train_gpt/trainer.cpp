@@ -111,7 +111,7 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       fully_shard(*experts, *expert_mesh_, expert_options(options, config));
   for (size_t i = 0; i < model_.blocks(); ++i) fully_shard(model_.block(i), mesh_, options);
   fully_shard(model_, mesh_, options);
-  ignored_ = load_first_weights(model_, config);
+  first_weights_ = load_first_weights(model_, config);
   if (config.trains() || config.explain_plan || !config.save.empty()) {  // else no optimizer state
     optimizer_.emplace(model_, routing_, optimizer_options(config));
     muon_ = uses(config, "normuon") ? &dynamic_cast<NorMuon&>(optimizer_->rule(NorMuon::kName)).muon()

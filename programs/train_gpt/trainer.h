@@ -135,7 +135,9 @@ class Trainer {
   /// As --export-hf says. Collective. @returns as sherd::export_weights().
   bool export_folder();
   /// Tensors of the first weights' files that are not the model's, by name.
-  const std::vector<std::string>& ignored_tensors() const { return ignored_; }
+  const std::vector<std::string>& ignored_tensors() const { return first_weights_.ignored; }
+  /// Lines on what else of those files is not read or not followed.
+  const std::vector<std::string>& weights_notes() const { return first_weights_.notes; }
   /// What a checkpoint of this moment holds besides tensors.
   sherd::TrainingState training_state() const;
   /// For checkpoints of this run; the trainer outlives it.
@@ -182,7 +184,7 @@ class Trainer {
   std::optional<sherd::DeviceMesh> expert_mesh_;  // when there are experts
   std::unique_ptr<sherd::nn::CausalModel> built_;
   sherd::nn::CausalModel& model_;
-  std::vector<std::string> ignored_;  // stored tensors that the model does not have
+  sherd::LoadReport first_weights_;
   sherd::nn::Tape tape_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;

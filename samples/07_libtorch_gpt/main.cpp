@@ -67,7 +67,9 @@ class Trainer {
     sherd::torch::route(*model_, train_gpt::routing_options(config));
     const sherd::DeviceMesh mesh(rank.world, mesh_of(config));
     sherd::torch::fully_shard<BlockImpl>(*model_, mesh, shard_options(config));
-    if (!config.init_weights.empty()) sherd::import_weights(root, config.init_weights);
+    if (!config.init_weights.empty())
+      for (const std::string& note : sherd::import_weights(root, config.init_weights).notes)
+        if (rank.world->rank() == 0) sherd::print_error("libtorch_gpt", note);
     optimizer_.emplace(*model_, train_gpt::optimizer_options(config));
     if (!config.resume.empty()) {
       const auto resumed = sherd::resume(config.resume, root, &*optimizer_);

@@ -5,7 +5,9 @@
 #include <cstring>
 #include <random>
 #include <thread>
+#include <tuple>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -182,6 +184,42 @@ TEST(Safetensors, ForeignTypesAreListedButNotRead) {
   char to[2];
   EXPECT_THAT(message_of<NotSupported>([&] { reader.read(*reader.find("mask"), 0, 2, to); }),
               AllOf(HasSubstr("mask"), HasSubstr("BOOL")));
+}
+
+TEST(Safetensors, TypesOfLessThanAByteArePacked) {
+  const TemporaryFolder folder;
+  const auto file = [&](const std::string& dtype, const std::string& shape, int64_t bytes) {
+    return folder.write(
+        "f", raw_file(fmt::format(R"({{"w":{{"dtype":"{}","shape":{},"data_offsets":[0,{}]}}}})", dtype,
+                                  shape, bytes),
+                      std::string(static_cast<size_t>(bytes), 'x')));
+  };
+  for (const auto& [dtype, shape, bytes] : {std::tuple{"F4", "[3,2]", 3},
+                                            {"F4", "[0]", 0},
+                                            {"F6_E2M3", "[4]", 3},
+                                            {"F6_E3M2", "[2,4]", 6},
+                                            {"F8_E4M3FNUZ", "[5]", 5},
+                                            {"F8_E5M2FNUZ", "[5]", 5},
+                                            {"F8_E8M0", "[5]", 5},
+                                            {"C64", "[2]", 16}}) {
+    const SafetensorsReader reader(file(dtype, shape, bytes));
+    const SafetensorsEntry& w = *reader.find("w");
+    EXPECT_EQ(w.dtype, std::nullopt) << dtype;
+    std::string all(static_cast<size_t>(bytes), ' ');
+    reader.read_bytes(w, 0, bytes, all.data());
+    EXPECT_EQ(all, std::string(static_cast<size_t>(bytes), 'x'));
+  }
+  // safetensors refuses these, too.
+  const auto refusal = [&](const char* dtype, const char* shape, int64_t bytes) {
+    return message_of<CorruptCheckpoint>([&] { SafetensorsReader reader(file(dtype, shape, bytes)); });
+  };
+  EXPECT_THAT(refusal("F4", "[3]", 2),
+              HasSubstr("F4 of shape [3] takes 12 bits, which do not fill the last byte"));
+  EXPECT_THAT(refusal("F4", "[]", 1), HasSubstr("takes 4 bits"));
+  EXPECT_THAT(refusal("F6_E2M3", "[2]", 2), HasSubstr("takes 12 bits"));
+  EXPECT_THAT(refusal("F6_E2M3", "[4]", 4), HasSubstr("takes 3 bytes, but its data has 4"));
+  EXPECT_THAT(refusal("F4", "[4611686018427387904]", 8), HasSubstr("2^63"));
+  EXPECT_THAT(refusal("I4", "[2]", 1), HasSubstr("unknown dtype \"I4\""));
 }
 
 TEST(Safetensors, AcceptsWhatTheFormatAllows) {

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/file_copies.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
 #include <sherd/kernels/device/error.h>
 
@@ -173,21 +174,94 @@ TEST(Scan, IndexedFiles) {
   EXPECT_EQ(scan_safetensors(folder.path()).tensors.size(), 3u);
   EXPECT_EQ(bytes_of(folder.path(), "v"), "\2");
 
-  write_index(folder, "{\"w\":" + one + ",\"u\":" + two + "}");
-  EXPECT_THAT(refusal(folder.path()), AllOf(HasSubstr("\"v\""), HasSubstr("not in the index")));
-  write_index(folder, "{\"w\":" + one + ",\"v\":" + two + ",\"u\":" + two + "}");
-  EXPECT_THAT(refusal(folder.path()), HasSubstr("\"v\" is not in file " + two));
+  // A tensor that it does not name, or names in another file than the one that has it, is read.
+  for (const std::string& v : {std::string(), ",\"v\":" + two}) {
+    write_index(folder, "{\"w\":" + one + v + ",\"u\":" + two + "}");
+    EXPECT_EQ(scan_safetensors(folder.path()).tensors.size(), 3u);
+    EXPECT_EQ(bytes_of(folder.path(), "v"), "\2");
+  }
+  // One that no file has was lost, unless the caller leaves it out.
+  write_index(folder, "{\"w\":" + one + ",\"v\":" + one + ",\"gone\":" + two + "}");
+  EXPECT_THAT(refusal(folder.path()), HasSubstr("\"gone\" is not in file " + two));
+  const auto left_out = [](std::string_view name) { return name == "gone"; };
+  EXPECT_EQ(scan_safetensors(folder.path(), FileSystem::posix(), left_out).tensors.size(), 3u);
   write_index(folder, "{\"w\":" + one + ",\"v\":" + one + ",\"u\":\"gone.safetensors\"}");
   EXPECT_THAT(refusal(folder.path()), HasSubstr("file \"gone.safetensors\" is missing"));
-  write_index(folder, "{\"w\":\"../a.safetensors\"}");
-  EXPECT_THAT(refusal(folder.path()), HasSubstr("not in a file of this folder"));
-  write_index(folder, "{\"w\":1}");
-  EXPECT_THAT(refusal(folder.path()), HasSubstr("not in a file of this folder"));
+  for (const char* file : {R"("../a.safetensors")", R"("x/../../a.safetensors")", R"("x/../a.safetensors")",
+                           R"("/a.safetensors")", R"(".//a.safetensors")", R"("x//a.safetensors")", R"("./")",
+                           R"(".")", R"("")", "1"}) {
+    write_index(folder, std::string("{\"w\":") + file + "}");
+    EXPECT_THAT(refusal(folder.path()), HasSubstr("\"w\" is not in a file of this folder")) << file;
+  }
   write_index(folder, "{\"w\":" + one + ",\"w\":" + two + "}");
   EXPECT_THAT(refusal(folder.path()), HasSubstr("appears twice"));
   for (const char* text : {"", "[]", "{}", R"({"weight_map":[]})", "1"}) {
     folder.write("model.safetensors.index.json", text);
     EXPECT_THAT(refusal(folder.path()), HasSubstr("index.json")) << text;
+  }
+}
+
+TEST(Scan, IndexedFilesMayBeInFoldersBelow) {
+  const TemporaryFolder folder;
+  folder.write("x/y/readme.txt", "");
+  write_file(folder, "x/y/a.safetensors", {{"w", DType::u8, {2}}});
+  write_file(folder, "b.safetensors", {{"v", DType::u8, {1}}});
+  write_index(folder, R"({"w":"./x/./y/a.safetensors","v":"./b.safetensors"})");
+  const Manifest manifest = scan_safetensors(folder.path());
+  ASSERT_EQ(manifest.files.size(), 2u);
+  EXPECT_EQ(manifest.files[0].path, "b.safetensors");
+  EXPECT_EQ(manifest.files[1].path, "x/y/a.safetensors");
+  EXPECT_EQ(bytes_of(folder.path(), "w"), std::string("\0\1", 2));
+  EXPECT_TRUE(manifest.notes.empty());
+  // A link that leads out of the folder.
+  std::filesystem::remove_all(folder / "x");
+  const TemporaryFolder other;
+  write_file(other, "a.safetensors", {{"w", DType::u8, {2}}});
+  std::filesystem::create_directory(folder / "x");
+  std::filesystem::create_directory_symlink(other.path(), folder / "x/y");
+  EXPECT_THAT(message_of<IoError>([&] { (void)scan_safetensors(folder.path()); }),
+              HasSubstr("outside of its folder"));
+}
+
+TEST(Scan, TheIndexDecidesOnATensorOfSeveralFiles) {
+  const TemporaryFolder folder;
+  write_file(folder, "a.safetensors", {{"w", DType::u8, {2}}, {"v", DType::u8, {1}}});
+  write_file(folder, "b.safetensors", {{"u", DType::u8, {2}}, {"w", DType::f32, {1}}});
+  const std::string ends = R"(,"v":"a.safetensors","u":"b.safetensors"})";
+  write_index(folder, R"({"w":"a.safetensors")" + ends);
+  EXPECT_EQ(bytes_of(folder.path(), "w"), std::string("\0\1", 2));
+  EXPECT_THAT(scan_safetensors(folder.path()).notes,
+              testing::ElementsAre(
+                  AllOf(HasSubstr("model.safetensors.index.json' decides"),
+                        HasSubstr("\"w\" of \"a.safetensors\" is read, and not that of \"b.safetensors\""))));
+  write_index(folder, R"({"w":"b.safetensors")" + ends);
+  EXPECT_EQ(bytes_of(folder.path(), "w"), "\2\3\4\5");
+  EXPECT_TRUE(scan_safetensors(folder.path(), FileSystem::posix(), [](auto name) { return name == "w"; })
+                  .notes.empty())
+      << "it is not read at all";
+  // An index without the tensor selects none. Pieces are read together.
+  write_index(folder, "{" + ends.substr(1));
+  EXPECT_THAT(refusal(folder.path()), HasSubstr("another file has it too"));
+  write_file(folder, "a.safetensors", {{"w", DType::u8, {1}, Shape{2}}}, Offsets{{"w", {0}}});
+  write_file(folder, "b.safetensors", {{"w", DType::u8, {1}, Shape{2}}}, Offsets{{"w", {1}}});
+  write_index(folder, R"({"w":"a.safetensors","x":"b.safetensors"})");
+  EXPECT_THAT(refusal(folder.path()), HasSubstr("\"x\" is not in file \"b.safetensors\""));
+  const auto no_x = [](std::string_view name) { return name == "x"; };
+  EXPECT_EQ(scan_safetensors(folder.path(), FileSystem::posix(), no_x).tensors[0].pieces.size(), 2u);
+}
+
+TEST(Scan, ModelSafetensorsIsReadBesideAnIndex) {
+  const TemporaryFolder folder;
+  write_file(folder, "model-00001-of-00001.safetensors", {{"w", DType::u8, {2}}});
+  write_file(folder, "model.safetensors", {{"w", DType::u8, {3}}});
+  for (const char* file : {"model-00001-of-00001.safetensors", "gone.safetensors"}) {
+    write_index(folder, std::string("{\"w\":\"") + file + "\"}");
+    const Manifest manifest = scan_safetensors(folder.path());
+    EXPECT_EQ(manifest.tensors[0].shape, Shape{3}) << "as transformers does";
+    EXPECT_THAT(manifest.notes, testing::ElementsAre(AllOf(HasSubstr(folder / "model.safetensors'"),
+                                                           HasSubstr("model.safetensors.index.json"))));
+    EXPECT_EQ(weights_copies(folder.path()).size(), 1u) << "what is not read may differ between ranks";
+    EXPECT_EQ(stored_weights_copies(folder.path()).size(), 1u);
   }
 }
 

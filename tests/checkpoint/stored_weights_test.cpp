@@ -210,6 +210,63 @@ TEST(StoredWeights, OtherFilesBesideModelSafetensorsAreNotTheModels) {
   EXPECT_THAT(names, ElementsAre("LICENSE", "config.json", "tokenizer.json"));
 }
 
+TEST(StoredWeights, FoldersBelowTheIndexGoInAndOut) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(17);
+  write_folder(folder, "flat", file_tensors(n, false, "BF16", random), 2);
+  const std::string index = read_bytes(folder / ("flat/" + std::string(kStoredIndex)));
+  // Files of one name in several folders.
+  std::string below = index;
+  for (size_t i = 0; i < 2; ++i) {
+    const std::string own = (i == 0 ? "./part/" : "part/two/./") + std::string("model.safetensors");
+    fs::create_directories(fs::path(folder / ("nested/" + own)).parent_path());
+    fs::copy_file(folder / ("flat/" + name_of_file(i, 2)), folder / ("nested/" + own));
+    for (size_t at; (at = below.find(name_of_file(i, 2))) != below.npos;)
+      below.replace(at, name_of_file(i, 2).size(), own);
+  }
+  folder.write("nested/" + std::string(kStoredIndex), below);
+  ExportOptions options;
+  for (const Spread& spread : kStoredSpreads) {
+    fs::remove_all(folder / "out");
+    through(spread, n, folder / "nested", folder / "out");
+    EXPECT_EQ(contents(folder / "out"), contents(folder / "nested"));
+  }
+  // The same again is accepted where that is asked for, and anything else is not.
+  launch(1, [&](RankContext& r) {
+    StoredModel model(r, {}, n);
+    model.wrap();
+    import_weights(model, folder / "nested", stored_forms(n));
+    ExportOptions like{.existing = Existing::accept_equal, .like = StoredFolder::open(folder / "nested")};
+    EXPECT_FALSE(export_weights(model, folder / "out", stored_forms(n), like));
+    folder.write("out/part/two/model.safetensors", "x");
+    EXPECT_THAT(message_of<IoError>([&] { export_weights(model, folder / "out", stored_forms(n), like); }),
+                HasSubstr("'part/two/model.safetensors' has another size"));
+  });
+  const auto flat = contents(folder / "flat");
+  EXPECT_EQ(read_bytes(folder / "nested/part/model.safetensors"), flat.at(name_of_file(0, 2)));
+}
+
+TEST(StoredWeights, AnIndexBesideModelSafetensorsIsOfOtherFiles) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(18);
+  write_folder(folder, "in", file_tensors(n, false, "F32", random), 2);
+  const auto newer = file_tensors(n, false, "F32", random);
+  folder.write("in/model.safetensors", file_of(newer));
+  write_folder(folder, "want", newer);
+  for (const Spread& spread : kStoredSpreads) {
+    fs::remove_all(folder / "out");
+    const Through outcome = through(spread, n, folder / "in", folder / "out");
+    for (const LoadReport& report : outcome.reports)
+      EXPECT_THAT(report.notes, ElementsAre(HasSubstr(kStoredIndex)));
+    std::set<std::string> names;
+    for (auto& [name, bytes] : contents(folder / "out")) names.insert(name);
+    EXPECT_THAT(names, ElementsAre("config.json", "model.safetensors", "tokenizer.json"));
+    EXPECT_EQ(read_bytes(folder / "out/model.safetensors"), read_bytes(folder / "in/model.safetensors"));
+  }
+}
+
 // ---- what goes in comes out
 
 void a_round_trip_keeps_every_byte() {

@@ -8,10 +8,13 @@
 #include <numeric>
 #include <thread>
 
+#include <sherd/comm/bootstrap/store.h>
 #include <sherd/comm/watch/flight_recorder.h>
+#include <sherd/comm/watch/progress.h>
 
 #include "comm/integer_tensors.h"
 #include "comm/on_time.h"
+#include "support/comma_locale.h"
 #include "temporary_folder.h"
 
 namespace sherd::test {
@@ -281,6 +284,18 @@ TEST(Arrivals, NameTheRankThatComesLast) {
     if (wrong.empty()) break;
   }
   EXPECT_EQ(wrong, "");
+}
+
+// Numbers of more than three digits, before a space that separates thousands.
+TEST(Progress, ALocaleChangesNothing) {
+  const test::CommaLocale locale;
+  const auto store = make_memory_store();
+  comm::Progress gone(store, "world", 0), reads(store, "world", 1);
+  for (int i = 0; i < 1234; ++i) gone.begin("567 key", "all_reduce");
+  gone.leave();
+  reads.poll();
+  EXPECT_TRUE(reads.left_before({0, 1}, "567 key", 1234).empty()) << "it takes part in that operation";
+  EXPECT_EQ(reads.left_before({0, 1}, "567 key", 1235), std::vector<int>{0});
 }
 
 }  // namespace

@@ -8,17 +8,21 @@ For random small models of all families, f32 in one file, bf16 and f16 in severa
 1. HF_FOLDER reads the folder over 1 and 3 ranks and writes one like it: the same files, byte for byte.
 2. It writes a new folder with a config.json of its own: transformers opens it without a word of missing or unexpected
    tensors, its tensors have the same names, shapes, dtypes and bits, its model the same settings and logits.
+3. Of an index with ./, folders below, tensors in another file than it says, and one beside model.safetensors, it reads what
+   transformers reads.
 
 Ends with exit code 0 when all of that holds, and prints what was compared.
 """
 
+import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig, Glm4MoeConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig,
                           Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 from transformers.utils import logging
@@ -82,7 +86,7 @@ def run(*command):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def tensors(folder):
@@ -124,6 +128,37 @@ def exchange(program, folder, before, name):
     require((a - b).abs().max() <= 1e-5 * a.abs().max(), f"{name}: logits differ by {(a - b).abs().max()}")
 
 
+def relocate(program, folder, model):
+    """The same weights in other places; `model` has them."""
+    index_file = "model.safetensors.index.json"
+    files = json.loads((folder / index_file).read_text())["weight_map"]
+    last = max(files.values())
+    for name, where in {"dot": lambda tensor, file: "./" + file, "below": lambda tensor, file: "./x/y/" + file,
+                        "elsewhere": lambda tensor, file: last if "q_proj" in tensor else file,
+                        "whole": lambda tensor, file: "gone-" + file}.items():
+        other, like = folder.parent / f"{folder.name}.{name}", folder.parent / f"{folder.name}.{name}.like"
+        shutil.copytree(folder, other)
+        changed = {tensor: where(tensor, file) for tensor, file in files.items()}
+        (other / index_file).write_text(json.dumps({"metadata": {}, "weight_map": changed}))
+        if name == "below":
+            (other / "x/y").mkdir(parents=True)
+            for file in set(files.values()):
+                (other / file).rename(other / "x/y" / file)
+        if name == "whole":
+            for file in set(files.values()):
+                (other / file).unlink()
+            save_file({key: -tensor for key, tensor in tensors(folder).items()}, other / "model.safetensors", {"format": "pt"})
+        run(program, other, like, 3, "like")
+        want, got = opened(other).state_dict(), opened(like).state_dict()
+        require(all(torch.equal(got[key], tensor) for key, tensor in want.items()), f"{name}: weights differ")
+        require(name == "whole" or all(torch.equal(tensor, want[key]) for key, tensor in model.state_dict().items()),
+                f"{name}: transformers reads other weights")
+        expected = contents(other)
+        if name == "whole":
+            expected.pop(pathlib.Path(index_file))
+        require(contents(like) == expected, f"{name}: files differ")
+
+
 def main():
     program = sys.argv[1]
     count = 0
@@ -145,7 +180,10 @@ def main():
                 path = pathlib.Path(folder) / f"{family}.{form}"
                 model.to(dtype).save_pretrained(path, max_shard_size=limit, save_original_format=one_by_one)
                 (path / "tokenizer.json").write_text("{}")
-                exchange(program, path, opened(path), f"{family} {form}")
+                before = opened(path)
+                exchange(program, path, before, f"{family} {form}")
+                if (family, form) == ("llama", "bf16"):
+                    relocate(program, path, before)
                 count += 1
     print(f"{count} folders of {len(CONFIGS)} families: written back byte for byte, and anew as transformers opens them")
 

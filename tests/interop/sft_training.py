@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 SEQ, BATCH, STEPS, LR, TOLERANCE = 40, 8, 20, 1e-3, 1e-5
@@ -171,6 +172,12 @@ def train_adapters(program, models, work, peft):
         tokens = torch.tensor([[t for t, _ in examples[0]]])
         with torch.no_grad():
             want = model.eval()(tokens, use_cache=False).logits
+        model.save_pretrained(work / f"{family}-theirs")
+        out = work / f"{family}-back"
+        run(program, *common, "--init-weights", work / f"{family}-theirs", "--steps", 0, "--export-adapter", out)
+        ours, peft_s = (load_file(folder / "adapter_model.safetensors") for folder in (out, work / f"{family}-theirs"))
+        if ours.keys() != peft_s.keys() or any(not torch.equal(ours[name], peft_s[name]) for name in ours):
+            sys.exit(f"{family}: adapters of PEFT come back with other values")
         for i, (name, ranks) in enumerate(ARRANGEMENTS.items()):
             out = [Path(f"{p}-{i}") for p in (last, merged)]
             run(program, *common, *ranks, "--metrics", work / "metrics.jsonl", "--export-adapter", out[0], "--export-hf", out[1])

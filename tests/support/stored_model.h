@@ -191,11 +191,11 @@ inline void write_folder(const TemporaryFolder& folder, const std::string& name,
   folder.write(name + "/tokenizer.json", std::string("{\"\0\xff\"}", 6));
 }
 
-/// Bytes of the files of a folder, by name.
+/// Bytes of the files of a folder and those below it, by path in it.
 inline std::map<std::string, std::string> contents(const std::filesystem::path& folder) {
   std::map<std::string, std::string> all;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    all[entry.path().filename()] = read_bytes(entry.path());
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+    if (entry.is_regular_file()) all[entry.path().lexically_relative(folder)] = read_bytes(entry.path());
   return all;
 }
 

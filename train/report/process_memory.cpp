@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <locale>
 #include <set>
 
 #include <sherd/kernels/ops.h>
@@ -13,7 +14,9 @@ namespace sherd {
 
 ProcessMemory ProcessMemory::now() {
   int64_t size = 0, resident = 0, shared = 0;
-  std::ifstream("/proc/self/statm") >> size >> resident >> shared;
+  std::ifstream file("/proc/self/statm");
+  file.imbue(std::locale::classic());
+  file >> size >> resident >> shared;
   const int64_t page = ::sysconf(_SC_PAGESIZE);
   const struct mallinfo2 heap = ::mallinfo2();
   return {resident * page, shared * page, static_cast<int64_t>(heap.arena + heap.hblkhd)};

@@ -24,18 +24,34 @@ constexpr int64_t kMaxHeaderBytes = 100'000'000;
 
 struct Type {
   std::string_view name;
-  int64_t bytes;
+  int64_t bits;
   std::optional<DType> dtype;
 };
 
-/// Every element type of whole bytes that the format knows.
+/// Every element type that the format knows (safetensors 0.8).
 constexpr Type kTypes[] = {
-    {"F32", 4, DType::f32},       {"BF16", 2, DType::bf16},     {"F16", 2, DType::f16},
-    {"F64", 8, DType::f64},       {"I32", 4, DType::i32},       {"I64", 8, DType::i64},
-    {"U8", 1, DType::u8},         {"BOOL", 1, std::nullopt},    {"I8", 1, std::nullopt},
-    {"I16", 2, std::nullopt},     {"U16", 2, std::nullopt},     {"U32", 4, std::nullopt},
-    {"U64", 8, std::nullopt},     {"C64", 8, std::nullopt},     {"F8_E4M3", 1, std::nullopt},
-    {"F8_E5M2", 1, std::nullopt}, {"F8_E8M0", 1, std::nullopt},
+    {"F32", 32, DType::f32},
+    {"BF16", 16, DType::bf16},
+    {"F16", 16, DType::f16},
+    {"F64", 64, DType::f64},
+    {"I32", 32, DType::i32},
+    {"I64", 64, DType::i64},
+    {"U8", 8, DType::u8},
+    {"BOOL", 8, std::nullopt},
+    {"I8", 8, std::nullopt},
+    {"I16", 16, std::nullopt},
+    {"U16", 16, std::nullopt},
+    {"U32", 32, std::nullopt},
+    {"U64", 64, std::nullopt},
+    {"C64", 64, std::nullopt},
+    {"F8_E4M3", 8, std::nullopt},
+    {"F8_E5M2", 8, std::nullopt},
+    {"F8_E8M0", 8, std::nullopt},
+    {"F8_E4M3FNUZ", 8, std::nullopt},
+    {"F8_E5M2FNUZ", 8, std::nullopt},
+    {"F6_E2M3", 6, std::nullopt},
+    {"F6_E3M2", 6, std::nullopt},
+    {"F4", 4, std::nullopt},
 };
 
 constexpr const Type* find_type(std::string_view name) {

@@ -13,12 +13,12 @@ namespace sherd {
 constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 constexpr const char* kWeightsFile = "model.safetensors";
 
-/// File by tensor name, each a plain name. @throws CorruptCheckpoint for an index that is none, or that names
-/// a file outside of its folder or in a folder below; IoError.
+/// Returns the file by tensor name, relative to the folder and without "." components ("./a" is "a").
+/// @throws CorruptCheckpoint for text that is not an index, and for a file outside of the folder; IoError.
 std::map<std::string, std::string> read_weights_index(const std::filesystem::path& path, FileSystem& files);
 
-/// The files of a Hugging Face folder, by name: those of its index, or else model.safetensors, or else every
-/// safetensors file. @throws as read_weights_index(), naming it; IoError without any.
+/// Returns the files of a Hugging Face folder, by name: model.safetensors, which transformers reads where there is an index,
+/// too; or else those of the index, or else every safetensors file. @throws as read_weights_index(), naming it; IoError without any.
 std::vector<std::string> weights_files(const std::filesystem::path& folder, FileSystem& files);
 
 /// What of `path` CheckpointReader opens: model.safetensors alone of a folder that has it and no index, for

@@ -1,5 +1,6 @@
 #include "ckpt_command.h"
 
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -40,12 +41,10 @@ DType parse_dtype(const std::string& text) {
 }
 
 double parse_tolerance(const std::string& text) {
-  try {
-    size_t used = 0;
-    const double value = std::stod(text, &used);
-    if (used == text.size() && std::isfinite(value) && value >= 0) return value;
-  } catch (const std::logic_error&) {  // not a number, or outside the range of double
-  }
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size() && std::isfinite(value) && value >= 0)
+    return value;
   throw InvalidArgument("'" + text + "' must be a number of 0 or more");
 }
 

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 #include "text.h"
 
@@ -106,7 +107,10 @@ Source open_source(const fs::path& path, std::ostream& err) {
   if (place.kind == Place::Kind::save_folder)
     title += place.committed.size() == 1 ? fmt::format(" (the only one)")
                                          : fmt::format(" (the newest of {})", place.committed.size());
-  return {CheckpointReader::open(source), std::move(title), place.committed.size()};
+  CheckpointReader reader = CheckpointReader::open(source);
+  for (const std::string& note : reader.manifest().notes)
+    err << "sherd ckpt: " << printable_lines(note) << '\n';
+  return {std::move(reader), std::move(title), place.committed.size()};
 }
 
 Section section_of(const Manifest& manifest, const CheckpointTensor& tensor) {

@@ -43,7 +43,7 @@ struct Source {
   /// Number of checkpoints in a save folder; 0 for another path.
   size_t newest_of = 0;
 };
-/// Opens a path; prints skipped unusable checkpoints to `err`. @throws as find_place(), source_of() and
+/// Opens a path; prints skipped unusable checkpoints and Manifest::notes to `err`. @throws as find_place(), source_of() and
 /// CheckpointReader::open().
 Source open_source(const std::filesystem::path& path, std::ostream& err);
 

@@ -10,6 +10,7 @@
 #include <sherd/kernels/device/error.h>
 
 #include <sherd/nn/hf/model_config.h>
+#include "support/comma_locale.h"
 #include "support/message_of.h"
 #include "temporary_folder.h"
 
@@ -254,6 +255,7 @@ TEST(ModelConfig, WhatIsNotComputedIsRefusedByItsKey) {
     refuses(family, "head_dim", 7);
     refuses(family, "quantization_config", {{"bits", 4}});
     refuses(family, "dtype", "float8_e4m3fn");
+    refuses(family, "transformers_weights", "other.safetensors");
   }
   refuses("gpt2", "activation_function", "relu");
   refuses("gpt2", "activation_function", "gelu");
@@ -413,6 +415,18 @@ TEST(ModelConfig, WhatIsWrittenIsReadBack) {
               AllOf(HasSubstr("mistral"), HasSubstr("qkv_bias")));
   EXPECT_THAT(message_of<InvalidArgument>([&] { model_config_text(described(sizes("llama")), DType::i32); }),
               HasSubstr("i32"));
+}
+
+TEST(ModelConfig, ADecimalCommaChangesNothing) {
+  ModelDescription d = described(sizes("llama"));
+  d.init_std = 0.03f, d.norm_eps = 1.5e-6f, d.rope.theta = 123456.5;
+  const std::string text = model_config_text(d, DType::f32);
+  const test::CommaLocale locale;
+  EXPECT_EQ(model_config_text(d, DType::f32), text);
+  const ModelDescription again = parse_model_config(text, "written").description;
+  EXPECT_EQ(std::tie(again.init_std, again.norm_eps, again.rope.theta),
+            std::tie(d.init_std, d.norm_eps, d.rope.theta));
+  if (!locale.c()) GTEST_SKIP() << "of the locales of C++ alone: localedef is missing";
 }
 
 }  // namespace

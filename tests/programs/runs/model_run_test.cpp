@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "programs/runs/outcome.h"
 
 namespace sherd::test {
@@ -295,6 +297,83 @@ TEST(ModelFolders, AModelFromScratchGoesOutAsANewFolder) {
   EXPECT_EQ(nothing.exit_code, 1);
   EXPECT_THAT(nothing.err, HasSubstr("holds no .safetensors files"));
   EXPECT_THAT(nothing.out, Not(HasSubstr("loss")));
+}
+
+TEST(ModelFolders, ModelSafetensorsIsReadBesideAnIndex) {
+  const fs::path folder = copy_of("llama", nlohmann::json::object(), true);
+  const Flags flags = {"--eval-only", "--tokens", token_file(), "--token-format",
+                       "u16",         "--seq",    "16",         "--quiet"};
+  const Finished want = run_train_gpt(Flags{"--model", folder.string()} + flags);
+  ASSERT_EQ(want.exit_code, 0) << want.err;
+  EXPECT_EQ(want.err, "");
+  write_file(folder / "model.safetensors.index.json",
+             R"({"weight_map": {"lm_head.weight": "gone.safetensors"}})");
+  const Finished run = run_train_gpt(Flags{"--model", folder.string(), "--ranks", "2"} + flags);
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(run.out, want.out);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("model.safetensors' is read, as by transformers"),
+                             HasSubstr("'model.safetensors.index.json' beside it is not")));
+  EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
+}
+
+TEST(ModelAdapters, ARunBeginsWithThoseOfAnother) {
+  const fs::path ad = fresh("ad"), saved = fresh("saved"), weights = scratch("of_resume.safetensors"),
+                 again = scratch("of_adapters.safetensors");
+  const std::string in = folder_of("llama").string();
+  const auto lora = [](const std::string& rank, const std::string& alpha, const std::string& targets) {
+    return Flags{"--lora-rank", rank, "--lora-alpha", alpha, "--lora-targets", targets};
+  };
+  const Flags own = lora("2", "8", "[qk]_proj|down_proj"), begin = {"--init-weights", ad.string()};
+  const Finished first = run_train_gpt(model("llama") + own +
+                                       Flags{"--steps", "2", "--ranks", "2", "--save", saved.string(),
+                                             "--export-adapter", ad.string(), "--quiet"});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const Flags evaluated = {"--eval-only", "--tokens", token_file(), "--token-format",
+                           "u16",         "--seq",    "16",         "--quiet"};
+  const Finished want = run_train_gpt(evaluated + Flags{"--resume", saved.string()});
+  const Finished base = run_train_gpt(evaluated + Flags{"--model", in});
+  ASSERT_EQ(want.exit_code, 0) << want.err;
+  for (const Flags& ranks : {Flags{}, Flags{"--ranks", "4", "--tp", "2", "--strategy", "zero3"}}) {
+    const Finished got = run_train_gpt(evaluated + Flags{"--model", in} + own + begin + ranks);
+    ASSERT_EQ(got.exit_code, 0) << got.err;
+    EXPECT_EQ(got.err, "");
+    if (ranks.empty()) EXPECT_EQ(got.out, want.out);
+    EXPECT_NE(got.out, base.out) << "the adapters change the loss";
+    // All weights are those of the checkpoint, bit for bit, and go out as they came in.
+    const fs::path out = fresh("out");
+    for (const Flags& run :
+         {Flags{"--resume", saved.string(), "--resume-parts", "model", "--export-weights", weights.string()},
+          Flags{"--model", in, "--export-weights", again.string(), "--export-adapter", out.string()} + own +
+              begin}) {
+      const Finished exported = run_train_gpt(run + ranks + Flags{"--steps", "0", "--quiet"});
+      ASSERT_EQ(exported.exit_code, 0) << exported.err;
+    }
+    EXPECT_TRUE(read_file(again) == read_file(weights));
+    EXPECT_TRUE(read_file(out / "adapter_model.safetensors") == read_file(ad / "adapter_model.safetensors"));
+    EXPECT_EQ(read_file(out / "adapter_config.json"), read_file(ad / "adapter_config.json"));
+  }
+  const Finished goes_on = run_train_gpt(model("llama") + own + begin + Flags{"--steps", "2", "--quiet"});
+  EXPECT_EQ(goes_on.exit_code, 0) << goes_on.err;
+
+  const auto refused = [&](int code, const Flags& flags, const std::string& words) {
+    const Finished run = run_train_gpt(model("llama") + begin + flags);
+    EXPECT_EQ(run.exit_code, code) << show(flags) << run.err;
+    EXPECT_THAT(run.err, HasSubstr(words));
+  };
+  refused(2, {}, "it holds adapters, and the model has none; give --lora-rank 2 --lora-alpha 8");
+  refused(2, lora("4", "16", "q_proj"),
+          "have rank 2, and --lora-rank is 4; alpha 8, and --lora-alpha is 16; give");
+  refused(1, lora("2", "8", "[qv]_proj|down_proj"),
+          "its targets are down_proj, k_proj, q_proj, and --lora-targets is '[qv]_proj|down_proj'; give one "
+          "that");
+  refused(1, lora("2", "8", "[qv]_proj|down_proj"),
+          "missing in it: base_model.model.model.layers.0.self_attn.v_proj.lora_A");
+  refused(1, lora("2", "8", "q_proj"),
+          "unknown to the run: base_model.model.model.layers.0.mlp.down_proj.lora_A");
+  refused(2, own + Flags{"--model", "qwen3-0.6b"},
+          "it holds adapters alone, and --model qwen3-0.6b has no weights here");
+  fs::remove(ad / "adapter_model.safetensors");
+  refused(1, own, "adapter_model.safetensors': it is missing; save the adapters as safetensors");
 }
 
 // The optimizer's state is the checkpoint's, the weights are those of the folder.

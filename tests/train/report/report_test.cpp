@@ -5,6 +5,7 @@
 
 #include <sherd/kernels/ops.h>
 
+#include "support/comma_locale.h"
 #include "train/report/non_finite.h"
 
 namespace sherd {
@@ -76,6 +77,17 @@ TEST(Summary, TheProcessKnowsItsMemory) {
   device->compute().synchronize();
   EXPECT_EQ(held_by(*device) - held, 32 << 20);
   EXPECT_NEAR(static_cast<double>(ProcessMemory::now().resident - before.resident), 32 << 20, 3 << 20);
+}
+
+TEST(Summary, ADecimalCommaChangesNothing) {
+  const Summary s{
+      .first_loss = 5.5, .last_loss = 1.25, .steps = 1234567, .seconds = 83.4, .tokens_per_s = 98'321};
+  const std::string text = format_summary(s);
+  const ProcessMemory memory = ProcessMemory::now();
+  const test::CommaLocale locale;
+  EXPECT_EQ(format_summary(s), text);
+  EXPECT_NEAR(static_cast<double>(ProcessMemory::now().resident), static_cast<double>(memory.resident),
+              4 << 20);
 }
 
 TEST(Summary, MoreThanReplicatedComesWithAReason) {
