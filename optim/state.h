@@ -28,14 +28,15 @@ struct StateCounter {
 };
 
 /// State of whole matrices of a parameter, stored on the ranks that compute them: one tensor for all matrices of the
-/// parameter that have the same row block. The list, its order, keys and shapes are the same on every rank.
+/// parameter that have the same row block, or one shape if tensor parallelism assigns its blocks whole (heads). The list,
+/// its order, keys and shapes are the same on every rank.
 struct OwnedState {
   Parameter param = {};
-  /// The rule's key; "KEY[BLOCK]" of a row block with a name.
+  /// The rule's key; "KEY[BLOCK]" of a row block with a name, "KEY[64x512]" of heads with that shape.
   std::string key = {};
-  /// Of all ranks together: [count, ...] for a stack of `count` matrices, else that of the one matrix.
+  /// Of all ranks together: [count, ...] for a stack of `count` matrices or as many heads, else that of the one matrix.
   Shape shape = {};
-  /// Indices along the stack of the matrices on this rank, ascending; {0} or empty for a parameter of one matrix.
+  /// Indices along `count` of the matrices on this rank, ascending; {0} or empty for one matrix.
   std::vector<int64_t> matrices = {};
   /// Flat f32: the state of `matrices`, one after the other. Shared with the optimizer.
   Tensor local = {};

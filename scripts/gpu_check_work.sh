@@ -16,9 +16,9 @@ run() {
 }
 small="--dim 128 --layers 4 --heads 4 --seq 128 --batch 16 --steps 20"
 
-# Every value of a metric in a run: values NAME FIELD; and their median: median NAME FIELD.
+# Every value of a metric in a run: values NAME FIELD; and their median, "unknown" of none: median NAME FIELD.
 values() { grep -oE "\"$2\": [0-9.e+-]+" "$work/logs/$1.jsonl" | cut -d' ' -f2; }
-median() { values "$1" "$2" | sort -g | awk '{v[NR] = $1} END {printf "%.6g", v[int((NR + 1) / 2)]}'; }
+median() { values "$1" "$2" | sort -g | awk '{v[NR] = $1} END {if (NR) printf "%.6g", v[int((NR + 1) / 2)]; else printf "unknown"}'; }
 
 # same NAME NAME TOLERANCE: the losses of two runs, step by step, relative.
 same() {
@@ -270,13 +270,13 @@ no_waits() {
     $1 != 0 { bad = 1 } END { print "figure: " name ": host synchronisations in a step: " (bad ? "some" : NR ? 0 : "unknown"); exit bad || !NR }'
 }
 
-# speed NAME FLAGS...: a run in bf16; tokens a second and their share of the GPU's peak.
+# speed NAME FLAGS...: a run in bf16; tokens a second, their share of the GPU's dense peak and of its products.
 speed() {
   local name=$1
   shift
   run "$name" --device "$device" --precision bf16 --steps 8 "$@" || return
   echo "figure: $name: $(median "$name" tokens_per_s) tokens/s, step $(median "$name" step_ms) ms, optimizer $(median "$name" optim_ms) ms," \
-    "mfu $(median "$name" mfu), peak $(values "$name" peak_bytes | sort -g | tail -1 | awk '{printf "%.1f", $1 / 2 ^ 30}') GiB"
+    "mfu $(median "$name" mfu), product share $(median "$name" product_share), peak memory $(values "$name" peak_bytes | sort -g | tail -1 | awk '{printf "%.1f", $1 / 2 ^ 30}') GiB"
   no_waits "$name"
 }
 

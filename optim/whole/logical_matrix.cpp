@@ -1,6 +1,20 @@
 #include <sherd/optim/whole/logical_matrix.h>
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
 namespace sherd {
+namespace {
+
+/// Returns whether tensor parallelism assigns the blocks to ranks whole: they are marked so, and each is one run.
+bool assigned_whole(const RowBlocks& blocks) {
+  return std::ranges::any_of(blocks, &RowBlock::dealt) &&
+         std::ranges::all_of(blocks, [](const RowBlock& b) { return b.count == 1 && b.stride == 0; });
+}
+
+}  // namespace
 
 int64_t LogicalMatrix::elements_on(int cell) const {
   int64_t count = 0;
@@ -43,28 +57,44 @@ std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape
   const int64_t count = stack ? shape[0] : 1, rows = shape[shape.size() - 2], cols = shape.back();
   const RowBlocks in_matrix = blocks.empty() ? RowBlocks{{"", 0, rows, 0, 1}} : blocks;
   // Heads that tensor parallelism distributes whole are matrices, not pieces of one.
-  const bool dealt = tensor && tensor->dim == (stack ? 1 : 0) &&
-                     std::any_of(blocks.begin(), blocks.end(), [](const RowBlock& b) { return b.dealt; }) &&
-                     std::all_of(blocks.begin(), blocks.end(),
-                                 [](const RowBlock& b) { return b.count == 1 && b.stride == 0; });
-  // Matrices of a distributed stack keep their index in the whole stack.
-  const int64_t first = stack && tensor && tensor->dim == 0 ? tensor->index * count : 0;
+  const bool heads = assigned_whole(blocks);
+  const bool dealt = heads && tensor && tensor->dim == (stack ? 1 : 0);
+  // Matrices of a distributed stack keep their index in the whole stack, heads that among the heads of all ranks.
+  const bool distributed = stack && tensor && tensor->dim == 0;
+  const int64_t first = distributed ? tensor->index * count : 0;
+  const int64_t whole_count = distributed ? tensor->parts * count : count;
+  std::map<int64_t, int64_t> of_rows;  // heads of this rank by their rows
+  if (heads)
+    for (const RowBlock& b : blocks) ++of_rows[b.rows()];
   std::vector<LogicalMatrix> all;
   for (int64_t i = 0; i < count; ++i) {
+    std::map<int64_t, int64_t> seen;
     for (const RowBlock& b : in_matrix) {
       LogicalMatrix m;
       m.name = name;
-      m.block = stack ? "[" + std::to_string(first + i) + "]" + (b.name.empty() ? "" : "." + b.name) : b.name;
+      const std::string block = dealt && tensor->parts > 1
+                                    ? fmt::format("{} of {} {}", b.name, tensor->mesh_dim, tensor->index)
+                                    : b.name;
+      m.block = stack ? "[" + std::to_string(first + i) + "]" + (block.empty() ? "" : "." + block) : block;
       m.rows = b.rows();
       m.cols = cols;
       m.place = b;
       m.place.begin += i * rows;
       m.layout = &layout;
       m.param = param;
-      m.stack_index = first + i;
       if (tensor && tensor->parts > 1 && !dealt) {
         m.tensor_dim = tensor->dim - (stack ? 1 : 0);
         m.tensor_parts = m.tensor_dim >= 0 ? tensor->parts : 1;
+      }
+      if (heads) {
+        const int64_t here = of_rows[b.rows()], each = dealt ? tensor->parts * here : here;
+        m.stack = fmt::format("{}x{}", m.whole_rows(), m.whole_cols());
+        m.stack_size = whole_count * each;
+        m.stack_index = (first + i) * each + (dealt ? tensor->index * here : 0) + seen[b.rows()]++;
+      } else {
+        m.stack = b.name;
+        m.stack_size = stack ? whole_count : 0;
+        m.stack_index = first + i;
       }
       all.push_back(std::move(m));
     }

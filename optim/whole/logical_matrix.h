@@ -16,14 +16,20 @@ namespace sherd {
 /// a stack [count, rows, cols]. Its elements are rows of the parameter seen as [stack * rows, cols].
 struct LogicalMatrix {
   std::string name;   // the parameter's name
-  std::string block;  // "" for a whole parameter, else e.g. "q", "[3]", "[3].gate"
+  std::string block;  // "" for a whole parameter, else e.g. "q", "[3]", "[3].gate", "head0 of tp 1"
   int64_t rows = 0, cols = 0;
   /// Rows of the flattened parameter.
   RowBlock place;
   /// Layout of the parameter; it outlives the matrix.
   const ShardLayout* layout = nullptr;
   int param = 0;
-  /// Index along the stack, over all tensor-parallel ranks; 0 for a parameter of one matrix.
+  /// Matrices of one parameter whose state is one tensor for each key (MatrixStateSpec): equal row blocks of a stack, or
+  /// heads and other blocks of one shape that tensor parallelism assigns whole. Names of the latter differ between ranks,
+  /// so their set is named by the shape, "64x512". "" for a parameter or a stack without blocks.
+  std::string stack;
+  /// Matrices of the set over all tensor-parallel ranks; 0: this one, which is neither in a stack nor assigned whole.
+  int64_t stack_size = 0;
+  /// Index in the set, over all tensor-parallel ranks; 0 for a single matrix.
   int64_t stack_index = 0;
   /// Tensor parallelism cuts the matrix along dimension 0 or 1 in tensor_parts; -1: not cut. rows and cols
   /// are this rank's.

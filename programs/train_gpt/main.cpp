@@ -17,6 +17,7 @@
 #include <sherd/kernels/device/printable.h>
 #include <sherd/kernels/device/program.h>
 #include <sherd/train/guards/stop_request.h>
+#include <sherd/train/report/dense_peak.h>
 #include <sherd/train/report/gemm_ceiling.h>
 #include <sherd/train/report/loss_svg.h>
 #include <sherd/train/report/metrics.h>
@@ -272,10 +273,16 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
   sherd::TraceOutput trace(rank, trace_options(config));
   if (out && windows) out->say("{}\n", windows->summary());
   const bool has_metrics = as_rank_0_says(rank, config, !(config.metrics.empty() && config.log_dir.empty()));
-  if (config.trains() && config.measure_peak && has_metrics) {
+  if (config.trains() && has_metrics) {
     doing = "timing products of matrices";
-    const double ceiling = sherd::gemm_ceiling(*rank.world, *rank.device, dtype_named(config.precision));
-    if (out) out->ceiling = ceiling;
+    const sherd::DType dtype = dtype_named(config.precision);
+    const auto peak = sherd::dense_peak(*rank.world, rank.device->compute(), sherd::hardware_of(*rank.device),
+                                        dtype, config.tf32);
+    if (out) out->dense_peak = peak;
+    if (config.measure_peak) {
+      const double rate = sherd::gemm_ceiling(*rank.world, *rank.device, dtype);
+      if (out) out->product_rate = rate;
+    }
     doing = "building the model";
   }
   if (out && config.trains() && config.plan) {

@@ -33,7 +33,8 @@ void Output::begin(const TrainConfig& config, int64_t step) {
 
 void Output::write_step(sherd::StepResult& result, const TrainConfig& config) {
   result.flops_per_s = flops_per_token * result.tokens_per_s;
-  if (ceiling) result.mfu = *result.flops_per_s / *ceiling;
+  if (dense_peak) result.mfu = *result.flops_per_s / *dense_peak;
+  if (product_rate) result.product_share = *result.flops_per_s / *product_rate;
   if (plan) result.planned_peak_bytes = plan->peak_bytes();
   comm = result.comm;
   peak_bytes = result.peak_bytes;

@@ -50,10 +50,11 @@ struct Output {
   sherd::ProcessMemory start;          // before there were ranks
   std::optional<sherd::MetricsWriter> metrics;
   std::optional<sherd::EventWriter> events;
-  std::optional<double> ceiling;  // sherd::gemm_ceiling()
-  std::optional<RunPlan> plan;    // --plan
-  sherd::CommCounts comm;         // of the last step
-  int64_t peak_bytes = 0;         // up to it
+  std::optional<double> dense_peak;    // sherd::dense_peak()
+  std::optional<double> product_rate;  // sherd::gemm_ceiling()
+  std::optional<RunPlan> plan;         // --plan
+  sherd::CommCounts comm;              // of the last step
+  int64_t peak_bytes = 0;              // up to it
   double flops_per_token = 0;
   std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
   int64_t first = 0;           // steps before this run

@@ -24,27 +24,33 @@ namespace {
 
 constexpr double kSoapRate = 0.125;
 
-/// Matrices, a stack and fused rows under SOAP, a gain under AdamW. Gradients have few bits: their averages over 1, 3 and
-/// 4 ranks are exact.
+/// Matrices, a stack, fused rows and heads, which `tp` ranks share, under SOAP, a gain under AdamW. Gradients have few bits:
+/// their averages over 1 to 4 ranks are exact.
 struct SoapTrained : GivenGradients {
   std::optional<Optimizer> optimizer;
 
-  SoapTrained(RankContext& r, Strategy strategy) {
+  SoapTrained(RankContext& r, Strategy strategy, int tp) {
+    const DeviceMesh mesh(r.world, {{"shard", r.world->size() / tp}, {"tp", tp}});
     add("matrix.weight", {9, 5});
     add("stack.weight", {5, 4, 3});
     add("fused.weight", {6, 4}).set_row_blocks(stacked_blocks({4, 2}, {"q", "k"}));
+    add("heads.weight", {4 / tp * 3, 5})
+        .set_row_blocks(head_blocks(4 / tp, 3))
+        .set_tensor_shard({"tp", 0, tp, mesh.coordinate("tp")});
     add("gain.weight", {3});
     const Routing routing = route(*this, {.optimizer = Soap::kName});
-    fully_shard(*this, mesh_of(r), {.strategy = strategy});
+    fully_shard(*this, mesh, {.strategy = strategy});
     optimizer.emplace(*this, routing, OptimizerOptions{.further = {Soap::factory()}});
   }
   void put_gradients() override {
     for (auto& p : own_parameters()) {
       std::vector<float> g(static_cast<size_t>(p.numel()));
-      for (size_t i = 0; i < g.size(); ++i)
-        g[i] = static_cast<float>(
-                   static_cast<int>(i * i * 37 + i * 11 + static_cast<size_t>(step) * 29) % 61 - 30) /
-               64;
+      for (const GlobalRun& run : p.global_runs({ParamIndex(0), ParamIndex(p.numel())}))
+        for (int64_t k = 0; k < run.count; ++k) {
+          const int64_t i = run.global.value + k;
+          g[static_cast<size_t>(run.local.value + k)] =
+              static_cast<float>((i * i * 37 + i * 11 + step * 29) % 61 - 30) / 64;
+        }
       ops::copy_from_host(p.grad().device().compute(), p.grad(), g.data(), p.grad().nbytes());
     }
   }
@@ -64,11 +70,12 @@ struct SoapState {
 };
 
 /// Runs `body` on each rank, and returns what the ranks have afterwards.
-SoapState after(int ranks, Strategy strategy, const std::function<void(SoapTrained&, RankContext&)>& body) {
+SoapState after(int ranks, Strategy strategy, const std::function<void(SoapTrained&, RankContext&)>& body,
+                int tp = 1) {
   SoapState result;
   OwnedValues owned;
   test::launch(ranks, [&](RankContext& r) {
-    SoapTrained run(r, strategy);
+    SoapTrained run(r, strategy, tp);
     body(run, r);
     owned.add(run.optimizer->owned_state(), r.device->compute());
     auto weights = run.weights(r.device->compute());
@@ -110,6 +117,39 @@ TEST(OwnedStateCheckpoint, SavedOnFourRanksIsResumedOnThreeAndOnOneValueByValue)
     });
     EXPECT_EQ(later.owned, straight.owned) << ranks;
     EXPECT_EQ(later.weights, straight.weights) << ranks;
+  }
+}
+
+TEST(OwnedStateCheckpoint, HeadsGoToOtherTensorParallelRanks) {
+  const TemporaryFolder folder;
+  const SoapState straight =
+      after(1, Strategy::no_shard, [](SoapTrained& run, RankContext&) { run.train_to(4); });
+  ASSERT_EQ(straight.owned.at("heads.weight soap_left[3x5]").size(), 4u * 3 * 3);
+  for (const int from : {1, 2, 4}) {
+    const std::string name = folder / std::to_string(from);
+    const SoapState saved = after(
+        4, Strategy::optim_grads_params,
+        [&](SoapTrained& run, RankContext& r) {
+          run.train_to(2);
+          CheckpointSaver saver(r.world, checkpoint_tensors(run, &*run.optimizer), {.folder = name});
+          saver.save({.step = 2});
+        },
+        from);
+    for (const auto& [ranks, tp] : {std::pair(1, 1), {2, 2}, {4, 2}, {4, 4}}) {
+      const auto load = [&](SoapTrained& run, RankContext&) {
+        resume(name, run, &*run.optimizer);
+        run.step = 2;
+      };
+      EXPECT_EQ(after(ranks, Strategy::optim, load, tp).owned, saved.owned) << from << " " << tp;
+      const SoapState later = after(
+          ranks, Strategy::optim,
+          [&](SoapTrained& run, RankContext& r) {
+            load(run, r);
+            run.train_to(4);
+          },
+          tp);
+      EXPECT_EQ(later.owned, straight.owned) << from << " " << tp;
+    }
   }
 }
 

@@ -19,15 +19,29 @@ namespace {
 
 using ::testing::HasSubstr;
 
+/// Keys and values of heads, which tensor parallelism assigns whole.
+RowBlocks key_value_heads(int64_t heads, int64_t key, int64_t value) {
+  RowBlocks blocks;
+  for (int64_t h = 0; h < heads; ++h) {
+    const std::string head = "head" + std::to_string(h);
+    const int64_t begin = h * (key + value);
+    blocks.push_back({head + ".k", begin, key, 0, 1, true});
+    blocks.push_back({head + ".v", begin + key, value, 0, 1, true});
+  }
+  return blocks;
+}
+
 /// Matrices with gradients of few bits: an average over up to 6 equal ones is exact.
 struct SoapModel : MadeGradients {
   SoapModel() {
     for (const auto& [name, shape] : {std::pair<const char*, Shape>{"tall", {11, 3}},
                                       {"wide", {2, 9}},
                                       {"fused", {8, 5}},
-                                      {"stack", {5, 4, 4}}})
+                                      {"stack", {5, 4, 4}},
+                                      {"heads", {10, 4}}})
       param(name, shape, normal(0.1f)).set_cut(CutClass::row);
     own_parameters()[2].set_row_blocks({5, 3});
+    own_parameters()[4].set_row_blocks(key_value_heads(2, 2, 3));
   }
   int step = 0;
   void put_gradients() override {
@@ -103,6 +117,8 @@ TEST(Soap, HasTheBitsOfOneRankInWeightsAndState) {
   ASSERT_EQ(one.state.count("stack soap_left"), 1u);
   EXPECT_EQ(one.state.at("stack soap_left").size(), 5u * 4 * 4);
   EXPECT_EQ(one.state.at("fused soap_right_basis[1]").size(), 25u);
+  EXPECT_EQ(one.state.at("heads soap_left[2x4]").size(), 2u * 2 * 2);
+  EXPECT_EQ(one.state.at("heads soap_left[3x4]").size(), 2u * 3 * 3);
   for (const int ranks : {2, 3, 4, 5, 6})
     for (const Strategy strategy : kEveryStrategy)
       for (const LayoutPolicy layout :
@@ -128,13 +144,18 @@ TEST(Soap, ReplicasAndStateWeightsChangeNoBit) {
     }
 }
 
-/// Weights and state of Pieces, which tensor and expert parallelism cut.
-std::pair<OwnedValues::Map, OwnedValues::Map> pieces_by_soap(const Spread& spread) {
+/// Weights and state of Pieces, which tensor and expert parallelism cut. `heads`: rows and fused rows are of heads.
+std::pair<OwnedValues::Map, OwnedValues::Map> pieces_by_soap(const Spread& spread, bool heads = false) {
   OwnedValues state;
   OwnedValues::Map weights;
   std::mutex mutex;
   launch(spread.ranks(), [&](RankContext& r) {
     Pieces model(r, spread);
+    if (heads) {
+      model.own_parameters()[0].set_row_blocks(key_value_heads(4 / spread.tp, 2, 4));
+      model.own_parameters()[1].set_row_blocks(head_blocks(4 / spread.tp, 2));
+      model.own_parameters()[2].set_row_blocks(key_value_heads(1, 3, 4));
+    }
     std::vector<UpdateItem> items = soap_items(model);
     model.wrap();
     Soap rule(*r.device, items, {});
@@ -171,6 +192,57 @@ TEST(Soap, TensorPartsAndExpertsHaveTheBitsOfOneRank) {
     EXPECT_TRUE(same_state(many.first, one.first)) << spread.shard << " x " << spread.tp;
     EXPECT_TRUE(same_state(many.second, one.second)) << spread.shard << " x " << spread.tp;
   }
+}
+
+TEST(Soap, HeadsThatTensorParallelismAssignsWholeHaveTheBitsOfOneRank) {
+  const auto one = pieces_by_soap({}, true);
+  EXPECT_EQ(one.second.at("qkv soap_left[2x5]").size(), 4u * 2 * 2);
+  EXPECT_EQ(one.second.at("qkv soap_left[4x5]").size(), 4u * 4 * 4);
+  EXPECT_EQ(one.second.at("rows soap_exp_avg[2x3]").size(), 4u * 2 * 3);
+  EXPECT_EQ(one.second.at("columns soap_right[3x8]").size(), 8u * 8) << "heads whose columns are cut";
+  for (const Spread& spread : std::vector<Spread>{{.tp = 2},
+                                                  {.tp = 4, .experts = 4},
+                                                  {.shard = 2},
+                                                  {.shard = 2, .tp = 2, .experts = 2},
+                                                  {.replicas = 2, .shard = 2, .tp = 2, .experts = 2},
+                                                  {.shard = 2, .tp = 4}}) {
+    const auto many = pieces_by_soap(spread, true);
+    EXPECT_TRUE(same_state(many.first, one.first)) << spread.shard << " x " << spread.tp;
+    EXPECT_TRUE(same_state(many.second, one.second)) << spread.shard << " x " << spread.tp;
+  }
+}
+
+// Each tensor-parallel rank computes heads of its own, so each reports them.
+TEST(Soap, NonFiniteHeadsAreReportedByTheRankThatHasThem) {
+  struct Heads : MadeGradients {
+    explicit Heads(const DeviceMesh& mesh) : index(mesh.coordinate("tp")) {
+      param("heads", {4, 3}, normal(1)).set_cut(CutClass::row);
+      own_parameters()[0].set_row_blocks(head_blocks(2, 2)).set_tensor_shard({"tp", 0, 2, index});
+    }
+    void put_gradients() override {
+      std::vector<float> g(12, 1);
+      if (index == 1) g[7] = NAN;
+      const Tensor to = own_parameters()[0].grad();
+      ops::copy_from_host(to.device().compute(), to, g.data(), to.nbytes());
+    }
+    int index;
+  };
+  std::vector<std::vector<std::pair<std::string, MatrixStatus>>> found(2);
+  launch(2, [&](RankContext& r) {
+    const DeviceMesh mesh(r.world, {{"shard", 1}, {"tp", 2}});
+    Heads model(mesh);
+    fully_shard(model, mesh);
+    Soap rule(*r.device, soap_items(model), {});
+    run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
+    WeightsChange change(runtime_of(model));
+    rule.step(r.device->compute(), 0.02);
+    change.end();
+    found[static_cast<size_t>(r.world->rank())] = rule.report();
+  });
+  EXPECT_TRUE(found[0].empty());
+  ASSERT_EQ(found[1].size(), 1u);
+  EXPECT_EQ(found[1][0].first, "heads head1 of tp 1");
+  EXPECT_EQ(found[1][0].second, MatrixStatus::not_finite);
 }
 
 TEST(Soap, SkippedStepsAndFrozenMatricesLeaveWeightsAndStateInBits) {

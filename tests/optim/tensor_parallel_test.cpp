@@ -2,7 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <set>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include <sherd/optim/whole/logical_matrix.h>
 
@@ -92,6 +96,38 @@ TEST(TensorParallelBlocks, ArePiecesUnlessDealtOutWhole) {
   EXPECT_EQ(dims(head_blocks(3, 2), {"tp", 0, 2, 1}), Dims({-1, -1, -1}));
   EXPECT_EQ(dims(head_blocks(3, 2), {"tp", 1, 2, 1}), Dims({1, 1, 1})) << "columns cut every head";
   EXPECT_EQ(dims(interleaved_blocks(6, 2), {"tp", 0, 2, 1}), Dims({0, 0}));
+}
+
+TEST(TensorParallelBlocks, AssignedWholeAreASetOverAllRanks) {
+  const ShardLayout layout = ShardLayout::make({{"w", {10, 4}, CutClass::row}}, 1, {});
+  const RowBlocks heads = {{"head0.k", 0, 2, 0, 1, true},
+                           {"head0.v", 2, 3, 0, 1},
+                           {"head1.k", 5, 2, 0, 1},
+                           {"head1.v", 7, 3, 0, 1}};
+  using Set = std::tuple<std::string, std::string, int64_t, int64_t>;  // label, set, index, size
+  const auto sets = [&](const Shape& shape, const RowBlocks& blocks, std::optional<TensorShard> shard) {
+    std::vector<Set> found;
+    for (auto& m : logical_matrices("w", shape, blocks, shard, layout, 0))
+      found.emplace_back(m.block, m.stack, m.stack_index, m.stack_size);
+    return found;
+  };
+  using Sets = std::vector<Set>;
+  EXPECT_EQ(sets({10, 4}, heads, {}), Sets({{"head0.k", "2x4", 0, 2},
+                                            {"head0.v", "3x4", 0, 2},
+                                            {"head1.k", "2x4", 1, 2},
+                                            {"head1.v", "3x4", 1, 2}}));
+  EXPECT_EQ(sets({10, 4}, heads, TensorShard{"tp", 0, 3, 2}), Sets({{"head0.k of tp 2", "2x4", 4, 6},
+                                                                    {"head0.v of tp 2", "3x4", 4, 6},
+                                                                    {"head1.k of tp 2", "2x4", 5, 6},
+                                                                    {"head1.v of tp 2", "3x4", 5, 6}}));
+  EXPECT_EQ(sets({2, 4, 4}, head_blocks(2, 2), TensorShard{"expert", 0, 2, 1}),
+            Sets({{"[2].head0", "2x4", 4, 8},
+                  {"[2].head1", "2x4", 5, 8},
+                  {"[3].head0", "2x4", 6, 8},
+                  {"[3].head1", "2x4", 7, 8}}));
+  EXPECT_EQ(sets({5, 4}, stacked_blocks({2, 3}, {"q", "k"}), {}), Sets({{"q", "q", 0, 0}, {"k", "k", 0, 0}}));
+  EXPECT_EQ(sets({2, 5, 4}, {}, TensorShard{"expert", 0, 2, 1}),
+            Sets({{"[2]", "", 2, 4}, {"[3]", "", 3, 4}}));
 }
 
 TEST(TensorParallelRouting, ShowsWholeShapes) {

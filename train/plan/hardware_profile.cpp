@@ -1,6 +1,7 @@
 #include <sherd/train/plan/hardware_profile.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -22,15 +23,18 @@ using nlohmann::ordered_json;
 struct Gpu {
   const char* name;
   double memory_gb, memory_tb_per_s;
-  double peak_16, products_16, products_32;  // TFLOP/s: dense peak; measured in large products
-  double host_gb_per_s, network_gb_per_s;    // bus bandwidth of a rank, one way
+  double peak_16, peak_32, products_16, products_32;  // TFLOP/s: dense peaks; measured in large products
+  double host_gb_per_s, network_gb_per_s;             // bus bandwidth of a rank, one way
   int ranks_per_host;
+  const char* other_forms = "";  // words in the driver's names of slower forms
 };
 
-constexpr Gpu kGpus[] = {
-    {"a100", 80, 2.0, 312, 271, 17.5, 240, 25, 8},    {"h100", 80, 3.35, 989, 794.5, 60, 361, 50, 8},
-    {"h200", 141, 4.8, 989, 794, 60, 361, 50, 8},     {"b200", 180, 7.67, 2250, 1745, 67, 682, 50, 8},
-    {"gb200", 186, 8.0, 2500, 1822, 72, 682, 50, 72}, {"gb300", 288, 8.0, 2500, 1822, 72, 682, 100, 72}};
+constexpr Gpu kGpus[] = {{"a100", 80, 2.0, 312, 19.5, 271, 17.5, 240, 25, 8},
+                         {"h100", 80, 3.35, 989, 67, 794.5, 60, 361, 50, 8, "PCIe NVL"},
+                         {"h200", 141, 4.8, 989, 67, 794, 60, 361, 50, 8, "NVL"},
+                         {"b200", 180, 7.67, 2250, 75, 1745, 67, 682, 50, 8},
+                         {"gb200", 186, 8.0, 2500, 80, 1822, 72, 682, 50, 72},
+                         {"gb300", 288, 8.0, 2500, 80, 1822, 72, 682, 100, 72}};
 
 /// Parts of the rate of large products by FLOPs (Isaev et al., Calculon, 2023).
 std::vector<SizedRate> products(double tflops) {
@@ -51,6 +55,7 @@ HardwareProfile profile_of(const Gpu& g) {
           .memory_bytes = static_cast<int64_t>(g.memory_gb * 1e9),
           .ranks_per_host = g.ranks_per_host,
           .peak_flops = g.peak_16 * 1e12,
+          .peak_flops_32 = g.peak_32 * 1e12,
           .memory_bytes_per_s = .9e12 * g.memory_tb_per_s,
           .operation_s = 3e-6,
           .products_16 = products(g.products_16),
@@ -64,13 +69,25 @@ HardwareProfile cpu() {
   return {.name = "cpu",
           .memory_bytes = int64_t{16} << 30,
           .ranks_per_host = 64,
-          .peak_flops = 100e9,
           .memory_bytes_per_s = 10e9,
           .operation_s = 2e-6,
           .products_16 = {{1e5, 5e9}, {1e7, 30e9}},
           .products_32 = {{1e5, 20e9}, {1e7, 60e9}},
           .host = {5e-6, {{1e4, 1e9}, {1e7, 5e9}}},
           .network = {50e-6, {{1e4, .1e9}, {1e7, 1e9}}}};
+}
+
+/// Words of letters and digits: of "NVIDIA A100-SXM4-80GB" {"NVIDIA", "A100", "SXM4", "80GB"}.
+std::vector<std::string> words_of(std::string_view text) {
+  std::vector<std::string> words(1);
+  for (const char c : text) {
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      words.back() += c;
+    else
+      words.emplace_back();
+  }
+  std::erase(words, "");
+  return words;
 }
 
 /// Reads the members of an object, each of which must be there, and refuses others.
@@ -163,6 +180,11 @@ double rate_at(const std::vector<SizedRate>& rates, double size) {
   return low.rate * std::pow(high.rate / low.rate, part);
 }
 
+std::optional<double> HardwareProfile::dense_peak(DType dtype, bool tf32) const {
+  const double peak = size_of(dtype) == 2 ? peak_flops : tf32 ? peak_flops / 2 : peak_flops_32;
+  return peak > 0 ? std::optional(peak) : std::nullopt;
+}
+
 std::vector<std::string> hardware_names() {
   std::vector<std::string> names;
   for (const Gpu& g : kGpus) names.emplace_back(g.name);
@@ -187,6 +209,17 @@ HardwareProfile hardware_profile(const std::string& name) {
   return parse_hardware(text.str(), name);
 }
 
+std::optional<HardwareProfile> profile_of_device(std::string_view name) {
+  const std::vector<std::string> words = words_of(name);
+  const auto has = [&](const std::string& word) { return std::ranges::find(words, word) != words.end(); };
+  for (const Gpu& g : kGpus) {
+    std::string model = g.name;
+    for (char& c : model) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    if (has(model) && !has("MIG") && std::ranges::none_of(words_of(g.other_forms), has)) return profile_of(g);
+  }
+  return std::nullopt;
+}
+
 HardwareProfile parse_hardware(std::string_view text, const std::string& source) {
   const ordered_json object = ordered_json::parse(text, nullptr, false);
   if (object.is_discarded())
@@ -199,7 +232,11 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& source)
   if (object.contains("communicator_bytes"))
     p.communicator_bytes = static_cast<int64_t>(m.number("communicator_bytes", true));
   p.ranks_per_host = std::max(1, static_cast<int>(m.number("ranks_per_host")));
-  p.peak_flops = m.number("peak_flops");
+  p.peak_flops = m.number("peak_flops", true);
+  if (object.contains("peak_flops_32"))
+    p.peak_flops_32 = m.number("peak_flops_32", true);
+  else if (p.name == kMeasuredHardware)  // earlier files have the rate of measured products there
+    p.peak_flops = 0;
   p.memory_bytes_per_s = m.number("memory_bytes_per_s");
   p.operation_s = m.number("operation_s", true);
   p.products_16 = m.rates("products_16");
@@ -220,6 +257,7 @@ std::string to_text(const HardwareProfile& p) {
                                {"communicator_bytes", p.communicator_bytes},
                                {"ranks_per_host", p.ranks_per_host},
                                {"peak_flops", p.peak_flops},
+                               {"peak_flops_32", p.peak_flops_32},
                                {"memory_bytes_per_s", p.memory_bytes_per_s},
                                {"operation_s", p.operation_s},
                                {"products_16", rows_of(p.products_16)},

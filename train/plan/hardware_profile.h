@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,7 +36,8 @@ struct HardwareProfile {
   /// What NCCL takes of that for a communicator of several ranks. Unknown (0) of the profiles that have a name.
   int64_t communicator_bytes = 0;
   int ranks_per_host = 8;
-  double peak_flops = 0;  // dense FLOP/s of 16-bit products: what MFU is a part of
+  /// Dense peaks of the data sheet, FLOP/s, of products of 16-bit and of f32 factors; 0: unknown.
+  double peak_flops = 0, peak_flops_32 = 0;
   double memory_bytes_per_s = 0;
   double operation_s = 0;  // least time of an operation
   /// FLOP/s by the FLOPs of a product, of 16-bit and of 32-bit factors.
@@ -52,13 +54,22 @@ struct HardwareProfile {
   const std::vector<SizedRate>& products(DType dtype) const {
     return size_of(dtype) == 2 ? products_16 : products_32;
   }
+  /// Returns the dense peak of products of such factors, FLOP/s: what MFU is a part of. nullopt: unknown.
+  /// @param tf32 of f32 factors (DeviceOptions::tf32): half of the 16-bit peak, as on every GPU that has a profile.
+  std::optional<double> dense_peak(DType dtype, bool tf32 = false) const;
 };
+
+/// Name of the profiles that measure_hardware() returns.
+inline constexpr const char* kMeasuredHardware = "measured";
 
 /// Returns the names of the profiles of hardware_profile(): "a100", ... "cpu".
 std::vector<std::string> hardware_names();
 /// Returns the profile of this name, or of this file. @throws InvalidArgument listing the names, or naming the key
 /// that is missing, unknown or wrong; IoError.
 [[nodiscard]] HardwareProfile hardware_profile(const std::string& name_or_file);
+/// Returns the profile of a GPU by its driver's name (hardware_of()), such as "NVIDIA H100 80GB HBM3". nullopt: no
+/// profile is of this GPU, or it is a part (MIG) or another form of one (PCIe, NVL) whose peak differs.
+std::optional<HardwareProfile> profile_of_device(std::string_view name);
 /// Parses the text of a file. @param source names it in messages.
 [[nodiscard]] HardwareProfile parse_hardware(std::string_view text, const std::string& source);
 /// Returns the text that parse_hardware() reads.

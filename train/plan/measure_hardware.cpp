@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 
+#include <sherd/kernels/device/hardware.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {
@@ -84,7 +85,7 @@ HardwareProfile measure_hardware(RankContext& rank) {
   Stream& s = device.compute();
   constexpr int64_t kCopied = int64_t{64} << 20;
   const Tensor from = buffer_of(device, {kCopied}, DType::u8), to = buffer_of(device, {kCopied}, DType::u8);
-  HardwareProfile p{.name = "measured", .ranks_per_host = rank.world->size()};
+  HardwareProfile p{.name = kMeasuredHardware, .ranks_per_host = rank.world->size()};
   p.memory_bytes = device.total_memory() > 0
                        ? device.total_memory()
                        : ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE) / rank.world->size();
@@ -102,7 +103,10 @@ HardwareProfile measure_hardware(RankContext& rank) {
   p.operation_s = seconds_of_one(s, [&] { ops::fill(s, one, 0); });
   p.products_32 = measure_products(device, DType::f32);
   p.products_16 = measure_products(device, DType::bf16);
-  p.peak_flops = std::ranges::max_element(p.products_16, {}, &SizedRate::rate)->rate;
+  if (const auto known = profile_of_device(hardware_of(device).name)) {
+    p.peak_flops = known->peak_flops;
+    p.peak_flops_32 = known->peak_flops_32;
+  }
   p.host = p.network = measure_link(rank, p.memory_bytes_per_s);
   return p;
 }

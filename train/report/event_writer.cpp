@@ -79,6 +79,7 @@ void EventWriter::write(const StepResult& s) {
   if (s.mtp_loss) scalars.emplace_back("mtp_loss", *s.mtp_loss);
   if (s.flops_per_s) scalars.emplace_back("flops_per_s", *s.flops_per_s);
   if (s.mfu) scalars.emplace_back("mfu", *s.mfu);
+  if (s.product_share) scalars.emplace_back("product_share", *s.product_share);
   if (s.eval_ms) scalars.emplace_back("eval_ms", *s.eval_ms);
   if (s.save_ms) scalars.emplace_back("save_ms", *s.save_ms);
   if (s.eval_loss)

@@ -1,4 +1,4 @@
-// Measured throughput of all ranks in a plain matrix product: the ceiling that training is compared with.
+// Measured throughput of all ranks in a plain matrix product, which training is compared with (StepResult::product_share).
 #pragma once
 
 #include <sherd/comm/communicator.h>

@@ -24,6 +24,7 @@ std::string number(double value) { return std::isfinite(value) ? fmt::format("{:
 std::string speed(const StepResult& s) {
   return (s.flops_per_s ? fmt::format(R"("flops_per_s": {}, )", number(*s.flops_per_s)) : "") +
          (s.mfu ? fmt::format(R"("mfu": {}, )", number(*s.mfu)) : "") +
+         (s.product_share ? fmt::format(R"("product_share": {}, )", number(*s.product_share)) : "") +
          (s.epoch ? fmt::format(R"("epoch": {}, )", number(*s.epoch)) : "");
 }
 

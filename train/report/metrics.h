@@ -26,8 +26,9 @@ namespace sherd {
 ///   skipped_steps how many were, in this run up to this step
 ///   loss_spike    true, in steps whose loss was one (loss_spike.h)
 ///   lr            of this step; tokens_per_s
-///   flops_per_s   of all ranks by formula (flops.h), where the program counts; mfu: its part of the
-///                 measured ceiling (gemm_ceiling.h), where there is one
+///   flops_per_s   of all ranks by formula (flops.h), where the program counts
+///   mfu           its part of the dense peak of the ranks' GPUs, where that is known (dense_peak.h)
+///   product_share its part of the rate of plain matrix products, where that was measured (gemm_ceiling.h)
 ///   step_ms       on the device, from the end of the step before or, where that
 ///                 was earlier, from the step's issue
 ///   optim_ms      the optimizer's part of it

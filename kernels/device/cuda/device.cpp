@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include <sherd/kernels/device/detail/queue_stream.h>
+#include <sherd/kernels/device/hardware.h>
 
 #include "cudnn_library.h"
 #include "queue.h"
@@ -243,6 +244,13 @@ int cuda_device_count() {
   }
   check(result, "cudaGetDeviceCount");
   return count;
+}
+
+Hardware hardware_of(const Device& device) {
+  if (device.kind() != DeviceKind::cuda || device.dry()) return {};
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device.ordinal()), "device properties");
+  return {properties.name, std::string(properties.uuid.bytes, sizeof properties.uuid.bytes)};
 }
 
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options) {

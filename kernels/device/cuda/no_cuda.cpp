@@ -2,6 +2,7 @@
 #include <sherd/kernels/device/device.h>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/hardware.h>
 
 namespace sherd {
 namespace {
@@ -17,5 +18,6 @@ namespace {
 
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions&) { refuse(); }
 int cuda_device_count() { refuse(); }
+Hardware hardware_of(const Device&) { return {}; }
 
 }  // namespace sherd

@@ -46,7 +46,7 @@ void CudaEvent::synchronize() const {
 }
 
 CudaQueue::CudaQueue(const Chip& chip, Allocator& allocator, EventClock& clock, StreamPriority priority)
-    : chip_(chip), allocator_(allocator), clock_(clock) {
+    : chip_(chip), allocator_(allocator), clock_(clock), scratch_(allocator) {
   check(cudaSetDevice(chip_.ordinal), "stream");
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream");
@@ -63,7 +63,6 @@ CudaQueue::~CudaQueue() {
   if (solver_.parameters) cusolverDnDestroyParams(solver_.parameters);
   if (solver_.handle) cusolverDnDestroy(solver_.handle);
   allocator_.release(workspace_, true);
-  allocator_.release(scratch_, true);
   cudaStreamDestroy(stream_);
 }
 
@@ -109,15 +108,9 @@ void CudaQueue::after(std::function<void()> f) {
 }
 
 void* CudaQueue::scratch(int64_t bytes) {
-  if (bytes > scratch_bytes_) {
-    // Work issued before still uses the old block, and work queued by the host the blocks it has released.
-    void* grown = allocator_.allocate(bytes, MemoryClass::scratch, "kernel scratch", true);
-    check(cudaStreamSynchronize(stream_), "kernel scratch");
-    allocator_.release(scratch_, true);
-    scratch_ = grown;
-    scratch_bytes_ = bytes;
-  }
-  return scratch_;
+  // Work issued before still uses the memory.
+  if (!scratch_.has(bytes)) check(cudaStreamSynchronize(stream_), "kernel scratch");
+  return scratch_.get(bytes);
 }
 
 cublasLtHandle_t CudaQueue::blas() {

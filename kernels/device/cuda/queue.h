@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/kernels/device/detail/stream_scratch.h>
 #include <sherd/kernels/device/device.h>
 
 #include "event_clock.h"
@@ -114,8 +115,7 @@ class CudaQueue final : public NativeQueue {
   std::shared_ptr<MatmulPlans> matmul_plans_;
   std::shared_ptr<void> attention_plans_;
   std::map<const void*, int64_t> dynamic_shared_;  // limits by kernel
-  void* scratch_ = nullptr;
-  int64_t scratch_bytes_ = 0;
+  StreamScratch scratch_;
   using Batch = std::vector<std::shared_ptr<const void>>;
   Batch batch_;
   std::deque<std::pair<std::shared_ptr<NativeEvent>, Batch>> kept_;

@@ -77,14 +77,15 @@ QueueStream::QueueStream(Device& device, std::string name, int threads, std::uni
     : device_(device),
       name_(std::move(name)),
       native_(std::move(native)),
-      most_work_(device.run_ahead().most_work()) {
+      most_work_(device.run_ahead().most_work()),
+      scratch_(device.allocator()) {
   context_.threads = threads;
   if (native_) {
     context_.scratch = [this](int64_t bytes) { return native_->scratch(bytes); };
     context_.native = native_->handle();
     context_.queue = native_.get();
   } else {
-    context_.scratch = [this](int64_t bytes) { return scratch(bytes); };
+    context_.scratch = [this](int64_t bytes) { return scratch_.get(bytes); };
   }
   joined_ = device_.run_ahead().join([this] { return oldest(); });
   worker_ = std::thread([this] { run(); });
@@ -100,7 +101,6 @@ QueueStream::~QueueStream() {
   more_.notify_one();
   worker_.join();
   if (failure_ && !failure_->heard) device_.hand_on(failure_);
-  device_.allocator().release(scratch_, true);
 }
 
 void QueueStream::rethrow_failure(Lock& lock) {
@@ -264,18 +264,6 @@ std::exception_ptr QueueStream::reset_failure() {
   if (!dry->failure) return nullptr;
   dry->failure->heard.store(true);
   return dry->failure->cause;
-}
-
-void* QueueStream::scratch(int64_t bytes) {
-  if (bytes > scratch_bytes_) {
-    // The host may have released blocks that work still queued here reads, so none of those will do.
-    Allocator& allocator = device_.allocator();
-    void* grown = allocator.allocate(bytes, MemoryClass::scratch, "kernel scratch", true);
-    allocator.release(scratch_, true);
-    scratch_ = grown;
-    scratch_bytes_ = bytes;
-  }
-  return scratch_;
 }
 
 void QueueStream::fail(std::shared_ptr<StreamFailure> failure) {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include <sherd/kernels/device/detail/stream_scratch.h>
 #include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/trace.h>
 
@@ -85,15 +86,13 @@ class QueueStream final : public Stream {
   template <class F>
   void attempt(F&& f);
   void fail(std::shared_ptr<StreamFailure> failure);
-  void* scratch(int64_t bytes);
 
   Device& device_;
   std::string name_;
   ExecutionContext context_;
   std::unique_ptr<NativeQueue> native_;
   const int64_t most_work_;
-  void* scratch_ = nullptr;
-  int64_t scratch_bytes_ = 0;
+  StreamScratch scratch_;
   std::mutex mutex_;
   std::condition_variable more_, idle_, room_;
   std::deque<Item> queue_;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include <sherd/kernels/device/detail/stream_scratch.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -64,16 +65,12 @@ class DryStream final : public Stream {
   int index() const { return index_; }
 
  private:
-  /// As the streams of a CPU do: grows to the largest request and stays.
-  void grow_scratch(int64_t bytes);
-
   Recorder& device_;
   const std::string name_;
   const int index_;
   Work expected_;
   int64_t times_ = 1;
-  void* scratch_ = nullptr;
-  int64_t scratch_bytes_ = 0;
+  StreamScratch scratch_;
 };
 
 class Recorder final : public DryDevice {
@@ -128,30 +125,22 @@ class Recorder final : public DryDevice {
 };
 
 DryStream::DryStream(Recorder& device, std::string name)
-    : device_(device), name_(std::move(name)), index_(device.add_stream(name_)) {
+    : device_(device),
+      name_(std::move(name)),
+      index_(device.add_stream(name_)),
+      scratch_(device.allocator()) {
   device_.streams().add(*this);
 }
 
-DryStream::~DryStream() {
-  device_.streams().remove(*this);
-  device_.allocator().release(scratch_, true);
-}
+DryStream::~DryStream() { device_.streams().remove(*this); }
 
 Device& DryStream::device() const { return device_; }
 
 void DryStream::submit(const char* what, std::function<void(ExecutionContext&)>) {
   Work work = std::exchange(expected_, {});
   work.times = times_;
-  if (work.scratch > scratch_bytes_) grow_scratch(work.scratch);
+  (void)scratch_.get(work.scratch);
   device_.add({.stream = index_, .what = what, .work = work});
-}
-
-void DryStream::grow_scratch(int64_t bytes) {
-  Allocator& allocator = device_.allocator();
-  void* const grown = allocator.allocate(bytes, MemoryClass::scratch, "kernel scratch", true);
-  allocator.release(scratch_, true);
-  scratch_ = grown;
-  scratch_bytes_ = bytes;
 }
 
 Event DryStream::record() {

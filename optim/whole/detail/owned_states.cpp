@@ -28,12 +28,6 @@ void check_specs(const LogicalMatrix& m, const std::vector<MatrixStateSpec>& spe
       wrong.push_back(fmt::format("'{}' of {} has shape {}, where every size must be at least 1", key,
                                   m.label(), to_string(shape)));
   }
-  // Such blocks have names of their own on every tensor-parallel rank, so the ranks would list other tensors.
-  if (!specs.empty() && m.place.dealt)
-    wrong.push_back(
-        fmt::format("{} is a row block that tensor parallelism assigns whole, which cannot have "
-                    "state; route it to another optimizer",
-                    m.label()));
 }
 
 }  // namespace
@@ -41,11 +35,11 @@ void check_specs(const LogicalMatrix& m, const std::vector<MatrixStateSpec>& spe
 OwnedStates::OwnedStates(Device& device, const std::vector<Parameter>& params, const MatrixTeam& team,
                          const MatrixRule& rule)
     : places_(team.matrices().size()) {
-  std::map<std::pair<size_t, std::string>, std::vector<int>> groups;  // by parameter and row block
+  std::map<std::pair<size_t, std::string>, std::vector<int>> groups;  // by parameter and LogicalMatrix::stack
   std::vector<std::string> wrong;
   for (int i = 0; i < static_cast<int>(places_.size()); ++i) {
     const LogicalMatrix& m = team.matrices()[static_cast<size_t>(i)];
-    std::vector<int>& group = groups[{team.param_of(i), m.place.name}];
+    std::vector<int>& group = groups[{team.param_of(i), m.stack}];
     if (group.empty()) check_specs(m, rule.state(m.whole_rows(), m.whole_cols()), wrong);
     group.push_back(i);
   }
@@ -71,14 +65,14 @@ void OwnedStates::add(Device& device, const Parameter& p, const MatrixTeam& team
   }
   // Ignored parameters are on every rank, each with its own values: the first rank's count.
   if (p.group().replicated()) saves = p.group().axes().holders_of(p.tensor_shard()).index == 0;
-  const std::string& block = team.matrices()[static_cast<size_t>(matrices.front())].place.name;
+  const LogicalMatrix& first_matrix = team.matrices()[static_cast<size_t>(matrices.front())];
   for (const auto& [key, shape] : specs) {
     OwnedState s{.param = p,
-                 .key = block.empty() ? key : key + "[" + block + "]",
+                 .key = first_matrix.stack.empty() ? key : key + "[" + first_matrix.stack + "]",
                  .matrices = here,
-                 .repeated = team.repeated_over(p),
+                 .repeated = team.repeated_over(matrices.front()),
                  .saves = saves};
-    if (p.shape().size() == 3) s.shape.push_back(p.global_shape()[0]);
+    if (first_matrix.stack_size > 0) s.shape.push_back(first_matrix.stack_size);
     s.shape.insert(s.shape.end(), shape.begin(), shape.end());
     s.local = Tensor::empty(device, {static_cast<int64_t>(here.size()) * numel_of(shape)}, DType::f32,
                             MemoryClass::optimizer, "optimizer " + key);

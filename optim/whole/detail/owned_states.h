@@ -13,8 +13,8 @@ namespace sherd {
 
 class OwnedStates {
  public:
-  /// Queues the tensors' zeros. Makes one tensor for each parameter, row block and key, of the matrices that this rank
-  /// computes.
+  /// Queues the tensors' zeros. Makes one tensor for each parameter, stack (LogicalMatrix::stack) and key, of the matrices
+  /// that this rank computes.
   /// @param params of the team, in its order.
   /// @throws InvalidArgument naming all invalid keys and shapes.
   OwnedStates(Device& device, const std::vector<Parameter>& params, const MatrixTeam& team,
@@ -31,7 +31,7 @@ class OwnedStates {
     size_t first = 0, count = 0;  // its tensors in all_
     size_t index = 0;             // among the matrices on this rank that share them
   };
-  /// Makes the tensors of matrices that have one parameter and one row block.
+  /// Makes the tensors of the matrices of one parameter and one stack.
   void add(Device& device, const Parameter& p, const MatrixTeam& team, const std::vector<int>& matrices,
            const std::vector<MatrixStateSpec>& specs);
 

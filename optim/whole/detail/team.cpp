@@ -336,17 +336,14 @@ std::vector<std::pair<std::string, MatrixStatus>> MatrixTeam::report(const Tenso
 }
 
 bool MatrixTeam::speaks_for(int matrix) const {
-  return computes(matrix) && plan_.entries[static_cast<size_t>(matrix)].owners[0] == comms_.rank &&
-         reports(params_[param_of(matrix)]);
+  if (!computes(matrix) || plan_.entries[static_cast<size_t>(matrix)].owners[0] != comms_.rank) return false;
+  const ParamGroup& group = params_[param_of(matrix)].group();
+  return std::ranges::all_of(repeated_over(matrix),
+                             [&](const std::string& dim) { return group.mesh().coordinate(dim) == 0; });
 }
 
-bool MatrixTeam::reports(const Parameter& p) const {
-  const auto repeated = repeated_over(p);
-  return std::all_of(repeated.begin(), repeated.end(),
-                     [&](const std::string& dim) { return p.group().mesh().coordinate(dim) == 0; });
-}
-
-std::vector<std::string> MatrixTeam::repeated_over(const Parameter& p) const {
+std::vector<std::string> MatrixTeam::repeated_over(int matrix) const {
+  const Parameter& p = params_[param_of(matrix)];
   const ParamGroup& group = p.group();
   std::vector<std::string> repeated;
   if (group.replicated()) return repeated;
@@ -356,9 +353,9 @@ std::vector<std::string> MatrixTeam::repeated_over(const Parameter& p) const {
   };
   for (auto& d : group.mesh().dims()) {
     if (in(axes.state_split, d.name) || (plan_.copies > 1 && in(axes.state_repeated, d.name))) continue;
-    // Along a dimension that assigns matrices of a stack whole, ranks have different matrices.
+    // Along a dimension that assigns matrices whole (of a stack, heads), ranks have different matrices.
     const auto& t = p.tensor_shard();
-    const bool whole = t && t->mesh_dim == d.name && t->dim < static_cast<int>(p.shape().size()) - 2;
+    const bool whole = t && t->mesh_dim == d.name && matrices_[static_cast<size_t>(matrix)].tensor_dim < 0;
     // Along all other dimensions ranks have computed the same matrices.
     if (!whole) repeated.push_back(d.name);
   }

@@ -83,8 +83,9 @@ class MatrixTeam {
   /// Returns whether this rank speaks for the matrix: the one rank of all that compute it alike (owners, replicas,
   /// tensor-parallel parts).
   bool speaks_for(int matrix) const;
-  /// Returns the mesh dimensions along which other ranks compute the same matrices of `p`, in the mesh's order.
-  std::vector<std::string> repeated_over(const Parameter& p) const;
+  /// Returns the mesh dimensions along which other ranks compute the same matrix, in the mesh's order. It is the same for
+  /// all matrices of a parameter.
+  std::vector<std::string> repeated_over(int matrix) const;
   /// Returns the index of a matrix's parameter among `params`.
   size_t param_of(int matrix) const { return param_of_[static_cast<size_t>(matrix)]; }
   /// Queues the sum of a tensor in place, over the ranks that keep parts of the matrices if `cut`, and over
@@ -116,9 +117,6 @@ class MatrixTeam {
   /// Returns the first matrix, in words, of which the ranks have other work; "" if the matrices themselves differ.
   std::string matrix_that_differs(Communicator& comm, const std::vector<uint64_t>& work) const;
   void place_statuses();
-  /// Returns whether this rank is the first of those that compute matrices of `p` alike (replicas,
-  /// tensor-parallel parts).
-  bool reports(const Parameter& p) const;
 
   void run_local(Stream& compute, const MatrixChunk& chunk);
   void run_gathered(Stream& compute, const MatrixChunk& chunk);

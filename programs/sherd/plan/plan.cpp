@@ -119,7 +119,8 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
   plan.tokens_per_s = tokens / plan.time.total;
   plan.flops_per_s =
       plan.tokens_per_s * plan.flops_per_token / static_cast<double>(r.config.ranks * r.pipeline);
-  plan.mfu = plan.flops_per_s / r.hardware.peak_flops;
+  if (const auto peak = r.hardware.dense_peak(train_gpt::dtype_named(r.config.precision), r.config.tf32))
+    plan.mfu = plan.flops_per_s / *peak;
   const RankForecast& most = plan.most_loaded();
   plan.fits = most.peak_bytes + most.by_class.at("slack") <= r.hardware.memory_bytes;
   plan.notes = r.notes;

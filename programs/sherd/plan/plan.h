@@ -39,7 +39,8 @@ struct Plan {
   std::vector<RankForecast> ranks;  // by descending peak
   StepTime time;                    // of the slowest of them
   double tokens_per_s = 0;          // of all ranks
-  double flops_per_s = 0, mfu = 0;  // model FLOPs of a rank
+  double flops_per_s = 0;           // model FLOPs of a rank
+  std::optional<double> mfu = {};   // their part of HardwareProfile::dense_peak()
   bool fits = false;
   std::vector<std::string> notes;
 

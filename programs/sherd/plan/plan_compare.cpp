@@ -86,7 +86,8 @@ std::optional<Plan> plan_without_optimizer(PlanRequest r) {
   for (RankForecast& rank : plan.ranks) rank.peak_bytes -= std::exchange(rank.by_class["optimizer"], 0);
   const double with = plan.time.total;
   plan.time.total -= std::exchange(plan.time.optimizer, 0);
-  for (double* rate : {&plan.tokens_per_s, &plan.flops_per_s, &plan.mfu}) *rate *= with / plan.time.total;
+  for (double* rate : {&plan.tokens_per_s, &plan.flops_per_s, plan.mfu ? &*plan.mfu : nullptr})
+    if (rate != nullptr) *rate *= with / plan.time.total;
   plan.fits = held(plan) <= r.hardware.memory_bytes;
   return plan.fits ? std::nullopt : std::optional(std::move(plan));
 }

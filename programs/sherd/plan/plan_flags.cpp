@@ -223,7 +223,7 @@ std::string aliases_help() {
 PlanRequest parse_plan(const PlanFlags& flags) {
   PlanRequest r{.config = {}, .hardware = hardware_profile(flags.hardware)};
   RunFlags run(flags.run);
-  const bool gpu = r.hardware.peak_flops >= 10e12;
+  const bool gpu = r.hardware.products_16.back().rate >= 10e12;  // of large products
   if (gpu) run.set_unless_given("--precision", "bf16");
   const bool listed = !flags.params.empty();
   const std::optional<std::string> model = listed ? std::nullopt : run.take("--model");

@@ -48,9 +48,10 @@ std::string plan_table(const PlanRequest& r, const Plan& p) {
     text += fmt::format("  {:<22}{:>10}{:>10}{:>14}\n", c.name, c.link, c.calls, bytes_text(c.bytes));
   text += fmt::format("\n  step {}: compute {}, exposed communication {}, optimizer {}\n", ms(p.time.total),
                       ms(p.time.compute), ms(p.time.exposed_communication), ms(p.time.optimizer));
-  text += fmt::format(
-      "  {:.0f} tokens/s, {:.1f} TFLOP/s of a rank, MFU {:.1f} %; Newton-Schulz {:.2f} TFLOP\n",
-      p.tokens_per_s, p.flops_per_s / 1e12, 100 * p.mfu, p.most_loaded().newton_schulz_flops / 1e12);
+  text += fmt::format("  {:.0f} tokens/s, {:.1f} TFLOP/s of a rank{}; Newton-Schulz {:.2f} TFLOP\n",
+                      p.tokens_per_s, p.flops_per_s / 1e12,
+                      p.mfu ? fmt::format(", MFU {:.1f} %", 100 * *p.mfu) : "",
+                      p.most_loaded().newton_schulz_flops / 1e12);
   for (const std::string& note : p.notes) text += "note: " + note + "\n";
   return text;
 }
@@ -76,7 +77,7 @@ ordered_json plan_json(const PlanRequest& r, const Plan& p) {
             {"exposed_communication", p.time.exposed_communication * 1e3},
             {"optimizer", p.time.optimizer * 1e3}}},
           {"tokens_per_s", p.tokens_per_s},
-          {"mfu", p.mfu},
+          {"mfu", p.mfu ? ordered_json(*p.mfu) : ordered_json()},
           {"fits", p.fits},
           {"notes", p.notes}};
 }
@@ -90,7 +91,9 @@ const char* const kPlanJsonHelp = R"(--json prints one object:
   collectives  [{name, link, calls, bytes}] of the most loaded rank in a step; link host or network; bytes received
   newton_schulz_flops             of that rank in a step
   step_ms      {total, compute, exposed_communication, optimizer}, of the slowest of the ranks
-  tokens_per_s of all ranks; mfu: part of the peak of 16-bit products; fits: true or false; notes: assumptions
+  tokens_per_s of all ranks
+  mfu          part of the profile's dense peak of products in the run's precision; null where it is unknown, as of CPUs
+  fits, notes  true or false; assumptions
 With --compare also: candidates, an array of such objects with why, the fastest that fits first. without_optimizer: the
 rest does not fit already, so that the plan leaves Muon's memory, calls and time out.
 )";

@@ -106,10 +106,11 @@ std::string sweep_table(const std::vector<SweepPoint>& points) {
   std::string text = fmt::format("  {:>8}{:>14}{:>12}{:>14}{:>12}{:>8}\n", "ranks", "memory", "step",
                                  "exposed", "optimizer", "MFU");
   for (const SweepPoint& p : points)
-    text += fmt::format("  {:>8}{:>14}{:>9.1f} ms{:>11.1f} ms{:>9.1f} ms{:>6.1f} %{}\n", p.world,
+    text += fmt::format("  {:>8}{:>14}{:>9.1f} ms{:>11.1f} ms{:>9.1f} ms{:>8}{}\n", p.world,
                         bytes_text(gibibytes(p.plan) * (1 << 30)), p.plan.time.total * 1e3,
                         p.plan.time.exposed_communication * 1e3, p.plan.time.optimizer * 1e3,
-                        100 * p.plan.mfu, p.plan.fits ? "" : "  does not fit");
+                        p.plan.mfu ? fmt::format("{:.1f} %", 100 * *p.plan.mfu) : "-",
+                        p.plan.fits ? "" : "  does not fit");
   return text;
 }
 

@@ -63,7 +63,7 @@ class ModelRun : public ::testing::TestWithParam<std::string> {};
 TEST_P(ModelRun, StrategiesLayoutsAndBucketsAgreeInBits) {
   const bool experts = GetParam() != "llama";
   const Flags ranks = {"--ranks", "4"};
-  for (const std::string optimizer : {"adamw", "muon"}) {
+  for (const std::string optimizer : {"adamw", "muon", "soap"}) {
     const Flags common = ranks + Flags{"--optimizer", optimizer};
     const Outcome want = train(GetParam(), common + Flags{"--strategy", "zero0"});
     EXPECT_LT(want.losses.back(), want.losses.front());
@@ -96,13 +96,16 @@ TEST_P(ModelRun, ArrangementsAgreeToRounding) {
 
 TEST_P(ModelRun, GoesOnElsewhereInBits) {
   const fs::path folder = scratch("checkpoints");
-  fs::remove_all(folder);
-  const Flags ranks = {"--ranks", "4", "--optimizer", "muon"};
-  const Outcome whole = train(GetParam(), ranks);
-  train(GetParam(), ranks + Flags{"--stop-at", "3", "--save", folder.string()});
-  const Outcome rest = train(GetParam(), {"--ranks", "4", "--resume", folder.string(), "--strategy", "zero1",
-                                          "--layout", "whole_param"});
-  EXPECT_EQ(rest.weights, whole.weights);
+  Outcome whole;
+  for (const std::string optimizer : {"soap", "muon"}) {
+    fs::remove_all(folder);
+    const Flags ranks = {"--ranks", "4", "--optimizer", optimizer};
+    whole = train(GetParam(), ranks);
+    train(GetParam(), ranks + Flags{"--stop-at", "3", "--save", folder.string()});
+    const Outcome rest = train(GetParam(), {"--ranks", "4", "--resume", folder.string(), "--strategy",
+                                            "zero1", "--layout", "whole_param"});
+    EXPECT_EQ(rest.weights, whole.weights) << optimizer;
+  }
   // What is not said comes from the checkpoint: model, tokens, optimizer, batch.
   const fs::path metrics = scratch("rest.jsonl");
   fs::remove(metrics);

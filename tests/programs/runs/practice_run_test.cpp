@@ -68,7 +68,8 @@ TEST(PracticeRun, ACheckpointAloneIsEnoughToGoOn) {
   EXPECT_EQ(figures(rest), want);
   for (const nlohmann::json& step : read_steps(all)) {
     EXPECT_GT(step["flops_per_s"].get<double>(), 0);
-    EXPECT_GT(step["mfu"].get<double>(), 0);
+    EXPECT_FALSE(step.contains("mfu")) << "the peak of a CPU is not known";
+    EXPECT_GT(step["product_share"].get<double>(), 0);
     EXPECT_NEAR(step["flops_per_s"].get<double>() / step["tokens_per_s"].get<double>(),
                 6 * (2 * 12 * 36 * 36 + 256 * 36) + 6 * 25 * 2 * 36, 1);
   }

@@ -15,6 +15,7 @@ namespace {
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class PlanProgram : public ::testing::Test {
  protected:
@@ -72,8 +73,22 @@ TEST_F(PlanProgram, PrintsTheFieldsThatScriptsRead) {
                   ms.at("optimizer").get<double>(),
               1e-9);
   EXPECT_GT(p.at("tokens_per_s"), 0);
-  EXPECT_GT(p.at("mfu"), 0);
+  EXPECT_EQ(p.at("mfu"), json()) << "the peak of a CPU is not known";
   EXPECT_EQ(p.at("fits"), true);
+}
+
+// Dense peaks of the data sheets, in TFLOP/s: bf16, f32 and tf32 on an H100.
+TEST_F(PlanProgram, MfuIsOfTheDensePeakInTheRunsPrecision) {
+  const std::string run = "--world 4 --dim 64 --heads 4 --layers 2 --seq 32 --hardware h100";
+  for (const auto& [flags, peak] :
+       {std::pair("", 989), {" --precision fp32", 67}, {" --precision fp32 --tf32", 989 / 2.0}}) {
+    const json p = plan_of(run + flags);
+    const double flops = p.at("flops_per_token").get<double>() * p.at("tokens_per_s").get<double>() / 4;
+    EXPECT_NEAR(p.at("mfu").get<double>() * peak * 1e12 / flops, 1, 1e-9) << flags;
+  }
+  EXPECT_THAT(plan(run).out, HasSubstr(" TFLOP/s of a rank, MFU "));
+  EXPECT_THAT(plan("--world 4 --dim 64 --heads 4 --layers 2 --seq 32 --hardware cpu").out,
+              AllOf(HasSubstr(" TFLOP/s of a rank; "), Not(HasSubstr("MFU"))));
 }
 
 TEST_F(PlanProgram, ComparesCandidatesTheFastestThatFitsFirst) {

@@ -19,7 +19,6 @@ HardwareProfile simple() {
   return {.name = "simple",
           .memory_bytes = 1 << 30,
           .ranks_per_host = 2,
-          .peak_flops = 1e9,
           .memory_bytes_per_s = 1e9,
           .operation_s = 0,
           .products_16 = {{1, 1e9}},
@@ -104,6 +103,44 @@ TEST(HardwareProfiles, OlderFilesHaveNoMemoryOfCommunicators) {
   const std::string line = "\"communicator_bytes\": 500000000,";
   text.erase(text.find(line), line.size());
   EXPECT_EQ(parse_hardware(text, "file").communicator_bytes, 0);
+}
+
+TEST(HardwareProfiles, AreFoundByTheNamesOfDrivers) {
+  const auto found = [](std::string_view name) {
+    const auto profile = profile_of_device(name);
+    return profile ? profile->name : "";
+  };
+  EXPECT_EQ(found("NVIDIA A100-SXM4-80GB"), "a100");
+  EXPECT_EQ(found("NVIDIA A100 80GB PCIe"), "a100") << "as fast as the others";
+  EXPECT_EQ(found("NVIDIA H100 80GB HBM3"), "h100");
+  EXPECT_EQ(found("NVIDIA H200"), "h200");
+  EXPECT_EQ(found("NVIDIA B200"), "b200");
+  EXPECT_EQ(found("NVIDIA GB200"), "gb200");
+  for (const char* name : {"", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA GH200 480GB",
+                           "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA L40S", "Emulated GPU"})
+    EXPECT_EQ(found(name), "") << name;
+}
+
+TEST(HardwareProfiles, HavePeaksByDtype) {
+  const HardwareProfile h100 = hardware_profile("h100");
+  EXPECT_EQ(h100.dense_peak(DType::bf16), 989e12);
+  EXPECT_EQ(h100.dense_peak(DType::f32), 67e12);
+  EXPECT_EQ(h100.dense_peak(DType::f32, true), 494.5e12);
+  EXPECT_EQ(hardware_profile("cpu").dense_peak(DType::f32), std::nullopt);
+}
+
+// What --measure wrote before it knew peaks is the rate of products that it measured.
+TEST(HardwareProfiles, EarlierMeasuredFilesHaveNoPeak) {
+  HardwareProfile p = hardware_profile("h100");
+  const auto earlier = [&] {
+    std::string text = to_text(p);
+    const size_t begin = text.find("  \"peak_flops_32\"");
+    return parse_hardware(text.erase(begin, text.find('\n', begin) - begin + 1), "file");
+  };
+  EXPECT_EQ(earlier().dense_peak(DType::bf16), 989e12) << "of a program's own profile";
+  p.name = kMeasuredHardware;
+  EXPECT_EQ(earlier().dense_peak(DType::bf16), std::nullopt);
+  EXPECT_EQ(parse_hardware(to_text(p), "file").dense_peak(DType::bf16), 989e12);
 }
 
 TEST(StepTime, OperationsTakeTheirFactors) {

@@ -147,6 +147,7 @@ TEST(EventWriter, EveryFigureOfAStepIsThere) {
   step.eval_loss = 2.25;
   step.flops_per_s = 3e12;
   step.mfu = 0.5;
+  step.product_share = 0.75;
   step.loss = std::numeric_limits<double>::infinity();
   writer.write(step);
   writer.write_evaluation(201, 0);
@@ -165,13 +166,14 @@ TEST(EventWriter, EveryFigureOfAStepIsThere) {
   EXPECT_EQ(events[2].scalars.at("lr"), 1e-3f);
   EXPECT_EQ(events[2].scalars.at("grad_norm"), 0.75f);
   EXPECT_EQ(events[2].scalars.at("tokens_per_s"), 45230.0f);
-  for (const char* absent : {"eval_loss", "eval_ppl", "flops_per_s", "mfu", "save_ms"})
+  for (const char* absent : {"eval_loss", "eval_ppl", "flops_per_s", "mfu", "product_share", "save_ms"})
     EXPECT_FALSE(events[2].scalars.contains(absent)) << absent;
   EXPECT_EQ(events[3].step, 200);
   EXPECT_EQ(events[3].scalars.at("eval_loss"), 2.25f);
   EXPECT_FLOAT_EQ(events[3].scalars.at("eval_ppl"), 9.4877358f);  // e^2.25
   EXPECT_EQ(events[3].scalars.at("flops_per_s"), 3e12f);
   EXPECT_EQ(events[3].scalars.at("mfu"), 0.5f);
+  EXPECT_EQ(events[3].scalars.at("product_share"), 0.75f);
   EXPECT_EQ(events[3].scalars.at("loss"), std::numeric_limits<float>::infinity());
   EXPECT_EQ(events[4].scalars, (std::map<std::string, float>{{"eval_loss", 0.0f}, {"eval_ppl", 1.0f}}));
 }

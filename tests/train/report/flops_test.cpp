@@ -1,12 +1,14 @@
-// Operations of training, and the ranks' throughput in a plain product.
+// Operations of training, the ranks' throughput in a plain product, and their dense peak.
 #include <sherd/train/report/flops.h>
 
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <sherd/comm/launcher.h>
+#include <sherd/train/report/dense_peak.h>
 #include <sherd/train/report/gemm_ceiling.h>
 
 namespace sherd {
@@ -53,6 +55,27 @@ TEST(GemmCeiling, IsOneNumberForAllRanksAndLeavesPeaksAsTheyWere) {
     EXPECT_EQ(rates[0], rates[1]);
     EXPECT_EQ(rates[0], rates[2]);
   }
+}
+
+TEST(DensePeak, CountsEachGpuOnceAndIsUnknownWhereOneIs) {
+  using Ranks = std::vector<Hardware>;
+  const char* const h100 = "NVIDIA H100 80GB HBM3";
+  const auto peak = [](const Ranks& ranks, DType dtype, bool tf32 = false) {
+    std::vector<std::optional<double>> found(ranks.size());
+    launch(static_cast<int>(ranks.size()), {}, [&](RankContext& rank) {
+      const auto r = static_cast<size_t>(rank.world->rank());
+      found[r] = dense_peak(*rank.world, rank.device->compute(), ranks[r], dtype, tf32);
+    });
+    for (auto& other : found) EXPECT_EQ(other, found[0]);
+    return found[0];
+  };
+  EXPECT_EQ(peak({{h100, "a"}}, DType::bf16), 989e12);
+  EXPECT_EQ(peak({{h100, "a"}, {h100, "b"}, {h100, "b"}, {h100, "a"}}, DType::bf16), 2 * 989e12);
+  EXPECT_EQ(peak({{h100, "a"}, {"NVIDIA A100-SXM4-40GB", "b"}}, DType::f32), (67 + 19.5) * 1e12);
+  EXPECT_EQ(peak({{h100, "a"}, {h100, "b"}}, DType::f32, true), 989e12);
+  EXPECT_EQ(peak({{h100, "a"}, {"NVIDIA L40S", "b"}}, DType::bf16), std::nullopt);
+  EXPECT_EQ(peak({{}, {}}, DType::f32), std::nullopt) << "CPUs";
+  launch(1, {}, [](RankContext& rank) { EXPECT_EQ(hardware_of(*rank.device).name, ""); });
 }
 
 }  // namespace

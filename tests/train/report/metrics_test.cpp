@@ -57,6 +57,7 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   step.mtp_loss = 3.5;
   step.flops_per_s = 4e12;
   step.mfu = 0.5;
+  step.product_share = 0.75;
   step.comm.clear();
   writer.write(step);
   writer.write_evaluation(7, 0.5, {{"web", 0.25}, {"code", std::numeric_limits<double>::quiet_NaN()}});
@@ -73,6 +74,7 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   EXPECT_DOUBLE_EQ(json::parse(lines[2])["eval_ppl"].get<double>(), std::exp(2.25));
   EXPECT_EQ(json::parse(lines[2])["flops_per_s"], 4e12);
   EXPECT_EQ(json::parse(lines[2])["mfu"], 0.5);
+  EXPECT_EQ(json::parse(lines[2])["product_share"], 0.75);
   EXPECT_EQ(json::parse(lines[2])["comm"], json::object());
   EXPECT_FALSE(json::parse(lines[2]).contains("eval_sets"));
   EXPECT_EQ(json::parse(lines[2])["mtp_loss"], 3.5);
