@@ -10,7 +10,7 @@ namespace sherd::nn {
 struct LatentAttentionOptions {
   /// Of this rank; first_position and query_scale are set here: from the cache, and for the scale of scores.
   LatentHeads heads{};
-  /// Scores are q.k * score_scale / sqrt(nope + rope); see YarnScaling::score_scale().
+  /// Scores are q.k * score_scale / sqrt(nope + rope); see RopeScaling::score_scale().
   float score_scale = 1;
   /// As AttentionOptions::cache; of heads of LatentHeads::width() columns. It keeps the keys and values of heads, not the
   /// narrower latent rows.

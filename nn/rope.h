@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sherd/nn/function.h>
+#include <sherd/nn/kernels/rope/frequencies.h>
 
 namespace sherd::nn {
 

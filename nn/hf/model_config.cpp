@@ -13,6 +13,7 @@
 #include <sherd/nn/hf/detail/config_values.h>
 #include <sherd/nn/hf/detail/deepseek_config.h>
 #include <sherd/nn/hf/detail/families.h>
+#include <sherd/nn/hf/detail/rope_config.h>
 #include <sherd/nn/hf/detail/window_config.h>
 
 namespace sherd::hf {
@@ -70,106 +71,6 @@ void read_dtype(ConfigObject& c, ModelConfig& config) {
     config.dtype = DType::f16;
   else if (!name.empty() && name != "auto")
     c.refuse(key, "weights are read as float32, bfloat16 and float16; convert the folder to one of them");
-}
-
-Llama3Scaling read_llama3(ConfigObject& rope, int64_t positions) {
-  Llama3Scaling s;
-  s.factor = rope.number("factor", std::nullopt, 1, kHuge);
-  s.low_freq_factor = rope.number("low_freq_factor", std::nullopt, kTiny, kHuge);
-  s.high_freq_factor = rope.number("high_freq_factor", std::nullopt, kTiny, kHuge);
-  s.original_max_position_embeddings = size(rope, "original_max_position_embeddings", positions);
-  if (rope.has("low_freq_factor") && rope.has("high_freq_factor") &&
-      !(s.low_freq_factor < s.high_freq_factor))
-    rope.refuse("low_freq_factor",
-                fmt::format("it must be smaller than high_freq_factor, which is {}", s.high_freq_factor));
-  return s;
-}
-
-// Of each head; columns as the class counts them.
-void read_rotated_part(ConfigObject& c, ConfigObject& rope, ModelDescription& d) {
-  const double outside = c.number("partial_rotary_factor", 0.5, kTiny, 1);
-  const double part = rope.number("partial_rotary_factor", outside, kTiny, 1);
-  const auto columns_of_head = static_cast<int64_t>(static_cast<double>(d.head_dim) * part);
-  if (columns_of_head < 2 || columns_of_head % 2 != 0)
-    (rope.has("partial_rotary_factor") ? rope : c)
-        .refuse("partial_rotary_factor",
-                fmt::format("{} of the {} columns of a head have no two halves to rotate", columns_of_head,
-                            d.head_dim));
-  d.rope.columns = columns_of_head == d.head_dim ? 0 : columns_of_head;
-}
-
-void refuse_own_bounds(ConfigObject& rope) {
-  if (rope.has("attention_factor"))
-    rope.refuse("attention_factor",
-                "only the factor that follows from mscale and mscale_all_dim is computed; remove it");
-  require_flag(rope, "truncate", true, true,
-               "only whole bounds of the range are computed; train a model with true");
-}
-
-void read_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
-  // As transformers: rope_scaling, where it says something, takes the place of rope_parameters.
-  const bool scaled = c.has("rope_scaling") && c.raw("rope_scaling") != nlohmann::json::object();
-  const char* key = scaled ? "rope_scaling" : "rope_parameters";
-  ConfigObject rope = c.object(key);
-  const double outside = c.number("rope_theta", family.theta, kTiny, kHuge);
-  d.rope.theta = rope.number("rope_theta", outside, kTiny, kHuge);
-  for (ConfigObject* o : {&c, &rope}) {
-    if (d.family == ModelFamily::glm4_moe) break;
-    if (o->number("partial_rotary_factor", 1, -kHuge, kHuge) != 1)
-      o->refuse("partial_rotary_factor",
-                "only the rotation of whole heads is computed; train a model without this key");
-  }
-  if (d.family == ModelFamily::glm4_moe) read_rotated_part(c, rope, d);
-  const char* type_key = spelling(rope, {"rope_type", "type"});
-  const std::string type = rope.text(type_key, "default");
-  if (is_gpt_oss(d) && !scaled && !c.has("rope_parameters")) {
-    d.rope.yarn = YarnScaling{.factor = 32, .truncate = false, .original_max_position_embeddings = 4096};
-  } else if (type == "llama3" && !takes_yarn(d)) {
-    d.rope.scaling = read_llama3(rope, d.positions);
-  } else if (type == "yarn" && takes_yarn(d)) {
-    d.rope.yarn = read_yarn(rope, d.positions);
-    if (is_deepseek(d)) refuse_own_bounds(rope);
-  } else if (rope.has("full_attention") || rope.has("sliding_attention")) {
-    c.refuse(key,
-             "rotary settings by kind of block are not computed; train a model with one setting for all");
-  } else if (type != "default") {
-    rope.refuse(
-        type_key,
-        fmt::format(
-            "only the rotary embeddings \"default\" and \"{}\" are computed; train a model with one of "
-            "these, or, for sequences within the original length, take the whole object out",
-            takes_yarn(d) ? "yarn" : "llama3"));
-  }
-}
-
-void read_window(ConfigObject& c, const Family& family, ModelConfig& config) {
-  if (family.window_switch && !c.flag("use_sliding_window", false)) {
-    for (const std::string& type : c.texts("layer_types"))
-      if (type != "full_attention")
-        return c.refuse("layer_types",
-                        "blocks other than \"full_attention\" need "
-                        "use_sliding_window; set both alike");
-    return;
-  }
-  // A null means: without a window; so does an absent key of a class without a default window.
-  const bool given = c.has("sliding_window"), absent = !c.contains("sliding_window");
-  int64_t window = given ? size(c, "sliding_window") : absent ? family.window : 0;
-  if (family.window_by_layer) {
-    bool any = config.description.layers > c.integer("max_window_layers", 28, 0, kMaxSize);
-    if (const auto types = c.texts("layer_types"); !types.empty()) {
-      any = false;
-      if (static_cast<int64_t>(types.size()) != config.description.layers)
-        c.refuse("layer_types",
-                 fmt::format("the model has {} blocks; give one for each", config.description.layers));
-      for (const std::string& type : types) {
-        any = any || type == "sliding_attention";
-        if (type != "sliding_attention" && type != "full_attention")
-          return c.refuse("layer_types", "only \"full_attention\" and \"sliding_attention\" are known");
-      }
-    }
-    if (!any) window = 0;
-  }
-  config.window = window;
 }
 
 void read_experts(ConfigObject& c, const Family& family, ModelDescription& d) {
@@ -262,9 +163,8 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
     read_activation(c, "hidden_activation", {"gelu_pytorch_tanh"}), read_gemma(c, d);
   else
     read_activation(c, "hidden_act", {"silu", "swish"});
-  if (family.window_pattern > 0) read_layer_kinds(c, family, d);
-  family.rope_by_kind ? read_rope_by_kind(c, family, d) : read_rope(c, family, d);
-  if (family.windows) read_window(c, family, config);
+  if (family.windows) read_windows(c, family, d);
+  read_rope(c, family, d, config.notes);
   if (is_deepseek(d))
     read_groups(c, {}, d, config.notes);
   else if (routes_in_groups(d))
@@ -333,17 +233,16 @@ ModelConfig read_model_config(const std::filesystem::path& folder, FileSystem& f
 }
 
 void require_sequence(const ModelConfig& config, int64_t seq) {
-  const auto refuse = [&](const char* key, int64_t value, const char* why) {
-    throw InvalidArgument(fmt::format("'{}': \"{}\" is {}: {} of {} tokens; use sequences of at most {}",
-                                      config.source, key, value, why, seq, value));
-  };
   const ModelDescription& d = config.description;
-  if (config.window > 0 && seq > config.window)
-    refuse("sliding_window", config.window,
-           "windows of this family are not computed, and the model has them in sequences");
-  if (seq > d.positions)
-    refuse(d.family == ModelFamily::gpt2 ? "n_positions" : "max_position_embeddings", d.positions,
-           "the model has no positions for sequences");
+  if (seq <= d.positions) return;
+  const char* key = d.family == ModelFamily::gpt2 ? "n_positions" : "max_position_embeddings";
+  const bool dynamic = d.rope.scaling.type == RopeType::dynamic;
+  throw InvalidArgument(fmt::format(
+      "'{}': \"{}\" is {}: the model has no positions for sequences of {} tokens{}; use sequences of at most "
+      "{}",
+      config.source, key, d.positions, seq,
+      dynamic ? " (rotary scaling \"dynamic\" beyond it has other frequencies for every length)" : "",
+      d.positions));
 }
 
 }  // namespace sherd::hf

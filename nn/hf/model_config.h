@@ -20,9 +20,6 @@ struct ModelConfig {
   nn::ModelDescription description;
   /// What the weights are stored in [dtype, before version 5 torch_dtype], where the file says so.
   std::optional<DType> dtype;
-  /// Positions that a query of some block sees at most, its own included [sliding_window], in families whose windows are
-  /// not computed; 0: all before it. Others: ModelDescription::window.
-  int64_t window = 0;
   /// Heads for multi-token prediction that the folder has [num_nextn_predict_layers]. ModelDescription::mtp_layers, which
   /// decides whether one is built, is 0 for the caller to set.
   int64_t mtp_layers = 0;
@@ -42,8 +39,8 @@ std::string read_model_text(const std::filesystem::path& folder, FileSystem& fil
 /// The same of the file's text.
 ModelConfig parse_model_config(std::string_view text, const std::string& source);
 
-/// @throws InvalidArgument, naming key and value, unless sequences of `seq` tokens are computed as the
-/// file says: sliding windows that are shorter, and positions that the model was not made for, are not.
+/// @throws InvalidArgument, naming key and value, for sequences of more tokens than the model has positions. With rotary
+/// scaling "dynamic" transformers computes longer ones with other frequencies for every length; these are refused, too.
 void require_sequence(const ModelConfig& config, int64_t seq);
 
 /// A config.json from which transformers (4.50 and later) and read_model_config() make the same model. Tokens

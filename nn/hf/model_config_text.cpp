@@ -12,6 +12,7 @@
 #include <sherd/nn/hf/detail/config_object.h>
 #include <sherd/nn/hf/detail/deepseek_config.h>
 #include <sherd/nn/hf/detail/families.h>
+#include <sherd/nn/hf/detail/rope_config.h>
 #include <sherd/nn/hf/detail/window_config.h>
 #include <sherd/nn/hf/model_config.h>
 
@@ -56,32 +57,6 @@ json gpt2_text(const ModelDescription& d) {
           {"resid_pdrop", 0.0}};
 }
 
-// Both forms of the rotary settings: versions before 5 read rope_theta and rope_scaling.
-void add_rope(const ModelDescription& d, json& text) {
-  json scaling;
-  if (d.rope.scaling) {
-    scaling = {{"rope_type", "llama3"},
-               {"factor", d.rope.scaling->factor},
-               {"low_freq_factor", d.rope.scaling->low_freq_factor},
-               {"high_freq_factor", d.rope.scaling->high_freq_factor},
-               {"original_max_position_embeddings", d.rope.scaling->original_max_position_embeddings}};
-  }
-  if (d.rope.yarn) scaling = yarn_text(*d.rope.yarn);
-  text["rope_scaling"] = scaling;
-  text["rope_theta"] = d.rope.theta;
-  json whole = !scaling.is_null() ? scaling : json{{"rope_type", "default"}};
-  whole["rope_theta"] = d.rope.theta;
-  text["rope_parameters"] = whole;
-}
-
-// The part of a head's columns from which the class counts as many again, rounding down.
-double rotated_part(const ModelDescription& d) {
-  if (d.rope.columns == 0) return 1;
-  const auto columns = static_cast<double>(d.rope.columns), all = static_cast<double>(d.head_dim);
-  return static_cast<int64_t>(all * (columns / all)) == d.rope.columns ? columns / all
-                                                                       : (columns + 0.5) / all;
-}
-
 json llama_kind_text(const ModelDescription& d, const Family& family) {
   json text = {{"attention_dropout", 0.0},
                {"head_dim", d.head_dim},
@@ -93,19 +68,14 @@ json llama_kind_text(const ModelDescription& d, const Family& family) {
                {"num_key_value_heads", d.kv_heads},
                {"rms_norm_eps", shortest(d.norm_eps)}};
   text["intermediate_size"] = d.hidden;
-  family.rope_by_kind ? add_rope_by_kind(d, text) : add_rope(d, text);
-  if (family.window_pattern > 0) add_layer_kinds(d, text);
+  add_rope(d, family, text);
+  if (family.windows) add_windows(d, family, text);
   if (is_gemma(d)) add_gemma(d, text);
   if (family.attention_bias) text["attention_bias"] = d.qkv_bias;
   if (family.mlp_bias) text["mlp_bias"] = d.mlp_bias;
-  if (family.window_switch) text["use_sliding_window"] = false;
-  if (family.windows) text["sliding_window"] = json();
   if (is_deepseek(d)) add_latent(d, text);
   if (routes_in_groups(d)) add_groups(d, text);
-  if (d.family == ModelFamily::glm4_moe) {
-    text["use_qk_norm"] = d.qk_norm;
-    text["partial_rotary_factor"] = text["rope_parameters"]["partial_rotary_factor"] = rotated_part(d);
-  }
+  if (d.family == ModelFamily::glm4_moe) text["use_qk_norm"] = d.qk_norm;
   if (!family.experts) return text;
   const bool qwen = family.family == ModelFamily::qwen3_moe;
   text[qwen ? "num_experts" : "num_local_experts"] = d.mixture.experts;
@@ -119,6 +89,22 @@ json llama_kind_text(const ModelDescription& d, const Family& family) {
     text["norm_topk_prob"] = d.mixture.normalise;
   }
   return text;
+}
+
+// "5 positions in blocks [0, 2]"; "" without windows.
+std::string windows_text(const ModelDescription& d) {
+  std::vector<int64_t> blocks;
+  for (int64_t i = 0; i < d.layers; ++i)
+    if (d.has_window(i)) blocks.push_back(i);
+  return blocks.empty() ? "" : fmt::format("{} positions in blocks {}", d.window, blocks);
+}
+
+// Of blocks without and with a window, whatever the family can say.
+std::string both_ropes(const ModelDescription& d, Family family) {
+  family.rope_by_kind = true;
+  json text;
+  add_rope(d, family, text);
+  return text["rope_parameters"].dump();
 }
 
 }  // namespace
@@ -152,7 +138,8 @@ std::string model_config_text(const ModelDescription& d, DType dtype) {
   compare("rope.columns", d.rope.columns, again.rope.columns);
   compare("query_scalar", d.query_scalar > 0 ? d.query_scalar : static_cast<double>(d.head_dim),
           again.query_scalar > 0 ? again.query_scalar : static_cast<double>(again.head_dim));
-  compare("window", d.windowed.empty() ? 0 : d.window, again.window);
+  compare("windows", windows_text(d), windows_text(again));
+  if (!gpt2) compare("rope", both_ropes(d, *family), both_ropes(again, *family));
   compare("mtp_layers", d.mtp_layers, read.mtp_layers);
   compare("mixture.dense_layers", d.mixture.dense_layers, again.mixture.dense_layers);
   compare("qkv_bias", d.qkv_bias, again.qkv_bias);

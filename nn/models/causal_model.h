@@ -60,7 +60,8 @@ class CausalModel : public Module<CausalModel> {
 
   /// Generation: the logits [1, vocab], in the same dtype, behind the last of tokens i32 [1, rows], which follow the
   /// positions that the cache has, and are kept there. After an exception the cache has the positions that it had. For
-  /// no backward. @throws NotSupported by models without caches; InvalidArgument for a cache of another model.
+  /// no backward. @throws NotSupported by models without caches; InvalidArgument for a cache of another model, and for rows
+  /// with which ModelDescription::changes_angles(): clear the cache and give all tokens.
   virtual Tensor forward(const Tensor& tokens, KvCache* cache);
   /// An empty cache for so many positions of this model on this rank. @throws as forward().
   virtual KvCache make_cache(Device& device, int64_t capacity, DType dtype) const;

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include <sherd/nn/kernels/rope/rope.h>
+#include <sherd/nn/kernels/rope/frequencies.h>
 
 namespace sherd::nn {
 
@@ -34,10 +34,9 @@ std::string_view to_string(ModelFamily family);
 /// Rotary embedding; see rope(). Unused by gpt2, whose positions are learned.
 struct RopeDescription {
   double theta = 10000;
-  int64_t columns = 0;                     // of a head that are rotated [partial_rotary_factor]; 0: all
-  double factor = 1;                       // rope_type "linear": of gemma3, positions are divided by it
-  std::optional<Llama3Scaling> scaling{};  // rope_type "llama3"
-  std::optional<YarnScaling> yarn{};       // rope_type "yarn", of deepseek_v3, kimi_k2, olmo3 and gpt_oss
+  int64_t columns = 0;  // of a head that are rotated [partial_rotary_factor]; 0: all
+  RopeScaling scaling{};
+  bool operator==(const RopeDescription&) const = default;
 };
 
 /// Multi-head latent attention; see latent_attention(). Sizes as in config.json.
@@ -95,7 +94,8 @@ struct ModelDescription {
   /// [query_pre_attn_scalar], of gemma3: scores are divided by its root; 0: by that of head_dim.
   double query_scalar = 0;
   RopeDescription rope{};
-  /// Positions that a row of a block with has_window() sees at most, its own included [sliding_window].
+  /// Positions that a row of a block with has_window() sees at most, its own included [sliding_window]. Latent attention
+  /// has no windows.
   int64_t window = 0;
   /// By block, whether it has a window [layer_types]; empty: none has.
   std::vector<bool> windowed{};
@@ -109,7 +109,21 @@ struct ModelDescription {
 
   /// Whether block `layer` has experts.
   bool has_experts(int64_t layer) const { return mixture.experts > 0 && layer >= mixture.dense_layers; }
-  bool has_window(int64_t layer) const { return !windowed.empty() && windowed[static_cast<size_t>(layer)]; }
+  bool has_window(int64_t layer) const {
+    return layer < static_cast<int64_t>(windowed.size()) && windowed[static_cast<size_t>(layer)];
+  }
+  /// Columns of a head that rotary settings of this model turn.
+  int64_t rotated(const RopeDescription& of) const {
+    return latent.kv_rank > 0 ? latent.rope : of.columns > 0 ? of.columns : head_dim;
+  }
+  /// Whether the angles of `all` positions are others than those of the `kept` first ones alone; see
+  /// RopeScaling::is_long().
+  bool changes_angles(int64_t kept, int64_t all) const {
+    const auto changes = [&](const RopeDescription& r) {
+      return r.scaling.is_long(all) && !r.scaling.is_long(kept);
+    };
+    return kept > 0 && (changes(rope) || (window_rope && changes(*window_rope)));
+  }
 };
 
 /// DeepSeek-V3's architecture (DeepSeek-AI, 2024, arXiv 2412.19437), which Kimi K2 (2025, arXiv 2507.20534) shares.
@@ -131,13 +145,5 @@ inline bool is_olmo(const ModelDescription& d) {
 inline bool is_gemma(const ModelDescription& d) { return d.family == ModelFamily::gemma3; }
 /// gpt-oss (OpenAI, 2025, arXiv 2508.10925): attention sinks, biases of attention, router and experts, clamped_swiglu().
 inline bool is_gpt_oss(const ModelDescription& d) { return d.family == ModelFamily::gpt_oss; }
-/// Families in which some blocks see a window of positions.
-inline bool has_windows(const ModelDescription& d) {
-  return d.family == ModelFamily::olmo3 || is_gemma(d) || is_gpt_oss(d);
-}
-/// Families whose rotary positions YaRN may stretch.
-inline bool takes_yarn(const ModelDescription& d) {
-  return is_deepseek(d) || d.family == ModelFamily::olmo3 || is_gpt_oss(d);
-}
 
 }  // namespace sherd::nn

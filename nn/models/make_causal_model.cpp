@@ -63,20 +63,18 @@ void check_latent(const ModelDescription& m, Problems& p) {
   p.unless(!m.qk_norm, fmt::format("{} has no qk_norm", to_string(m.family)));
 }
 
-void check_yarn(const ModelDescription& m, Problems& p) {
-  p.unless(takes_yarn(m) || !m.rope.yarn, fmt::format("yarn scaling, which {} has not", to_string(m.family)));
-  if (const auto& y = m.rope.yarn)
-    p.unless(y->factor >= 1 && y->beta_slow > 0 && y->beta_slow <= y->beta_fast &&
-                 y->original_max_position_embeddings > 0 && m.rope.theta > 1,
-             "yarn scaling: factor must be at least 1, beta_slow positive and at most beta_fast, the "
-             "original length positive, theta above 1");
+void check_rope(const ModelDescription& m, const RopeDescription& rope, Problems& p) {
+  const bool theta = rope.theta > 0 && std::isfinite(rope.theta);
+  p.unless(theta, fmt::format("rope theta {} must be positive and finite", rope.theta));
+  if (!theta) return;
+  const std::string problem = ops::rope_problem(m.rotated(rope), rope.theta, rope.scaling);
+  p.unless(problem.empty(), problem);
 }
 
 void check_windows(const ModelDescription& m, Problems& p) {
   const auto blocks = static_cast<int64_t>(m.windowed.size());
   const bool any = std::find(m.windowed.begin(), m.windowed.end(), true) != m.windowed.end();
-  p.unless(has_windows(m) || (!any && !m.window_rope),
-           fmt::format("windows or rotary settings of their own, which {} has not", to_string(m.family)));
+  p.unless(!is_deepseek(m) || (!any && !m.window_rope), "windows of latent attention, which has none");
   p.unless(blocks == 0 || blocks == m.layers,
            fmt::format("windows of {} blocks; the model has {}", blocks, m.layers));
   p.unless(!any || m.window > 0, fmt::format("a window of {} positions must be positive", m.window));
@@ -128,29 +126,17 @@ void check_family(const ModelDescription& m, Problems& p) {
                     m.head_dim, m.rope.columns));
     p.unless(m.rope.columns == 0 || m.family == ModelFamily::glm4_moe,
              fmt::format("{} rotated columns of a head; {} rotates all", m.rope.columns, family));
-    p.unless(m.rope.theta > 0 && std::isfinite(m.rope.theta),
-             fmt::format("rope theta {} must be positive and finite", m.rope.theta));
-    if (const auto& scaling = m.rope.scaling)
-      p.unless(scaling->factor > 0 && scaling->low_freq_factor > 0 &&
-                   scaling->high_freq_factor > scaling->low_freq_factor &&
-                   scaling->original_max_position_embeddings > 0,
-               fmt::format(
-                   "rope scaling by {} between the factors {} and {} of {} positions: all must be positive, "
-                   "the second factor larger than the first",
-                   scaling->factor, scaling->low_freq_factor, scaling->high_freq_factor,
-                   scaling->original_max_position_embeddings));
+    check_rope(m, m.rope, p);
+    if (m.window_rope) check_rope(m, *m.window_rope, p);
   }
   p.unless(!(is_olmo(m) || is_gemma(m)) || (m.qk_norm && !m.mlp_bias),
            fmt::format("{} has qk_norm and no mlp_bias", family));
-  p.unless((m.query_scalar == 0 && m.rope.factor == 1) || is_gemma(m),
-           fmt::format("a query_scalar or linear rotary scaling, which {} has not", family));
-  p.unless(
-      m.query_scalar >= 0 && std::isfinite(m.query_scalar) && m.rope.factor > 0,
-      fmt::format("query_scalar {} and rope factor {} must not be negative", m.query_scalar, m.rope.factor));
+  p.unless(m.query_scalar == 0 || is_gemma(m), fmt::format("a query_scalar, which {} has not", family));
+  p.unless(m.query_scalar >= 0 && std::isfinite(m.query_scalar),
+           fmt::format("query_scalar {} must not be negative", m.query_scalar));
   p.unless(!is_gpt_oss(m) || (m.mixture.normalise && !m.qk_norm),
            "gpt_oss has normalised gates and no qk_norm");
   check_latent(m, p);
-  check_yarn(m, p);
   check_windows(m, p);
   check_groups(m, p);
   if (m.mixture.experts <= 0) return;

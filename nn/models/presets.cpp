@@ -49,8 +49,11 @@ ModelDescription llama3_2(int64_t dim, int64_t layers, int64_t heads, int64_t he
   ModelDescription m = llama3(dim, layers, heads, head_dim, 8192);
   m.positions = 131072;
   m.tied = true;
-  m.rope.scaling = {
-      .factor = 32, .low_freq_factor = 1, .high_freq_factor = 4, .original_max_position_embeddings = 8192};
+  m.rope.scaling = {.type = RopeType::llama3,
+                    .factor = 32,
+                    .original_max_position_embeddings = 8192,
+                    .low_freq_factor = 1,
+                    .high_freq_factor = 4};
   return m;
 }
 
@@ -130,7 +133,12 @@ ModelDescription deepseek_v3() {
           .hidden = 18432,
           .positions = 163840,
           .norm_eps = 1e-6f,
-          .rope = {.theta = 10000, .yarn = YarnScaling{.factor = 40, .mscale = 1, .mscale_all_dim = 1}},
+          .rope = {.theta = 10000,
+                   .scaling = {.type = RopeType::yarn,
+                               .factor = 40,
+                               .original_max_position_embeddings = 4096,
+                               .mscale = 1,
+                               .mscale_all_dim = 1}},
           .mixture = {.experts = 256,
                       .top_k = 8,
                       .hidden = 2048,
@@ -150,7 +158,8 @@ ModelDescription kimi_k2() {
   m.heads = m.kv_heads = 64;
   m.positions = 131072;
   m.rope.theta = 50000;
-  m.rope.yarn = YarnScaling{.factor = 32, .beta_fast = 1, .beta_slow = 1, .mscale = 1, .mscale_all_dim = 1};
+  m.rope.scaling.factor = 32;
+  m.rope.scaling.beta_fast = 1;
   m.mixture.experts = 384;
   m.mixture.dense_layers = 1;
   m.mixture.groups = m.mixture.top_groups = 1;

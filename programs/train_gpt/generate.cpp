@@ -55,17 +55,18 @@ std::vector<int32_t> Trainer::generate(std::vector<int32_t> tokens, int64_t coun
                                        const std::function<void(int32_t)>& made) {
   Stream& s = rank_.device->compute();
   model_.set_training(false);
-  const sherd::hf::ModelConfig model = model_source(config_).config;
-  // Attention in windows is not computed: a text no longer than the window has none outside of it.
-  const int64_t positions = model.description.positions;
-  const int64_t longest = model.window > 0 ? std::min(positions, model.window) : positions;
-  const int64_t capacity = std::min(longest, static_cast<int64_t>(tokens.size()) + count);
+  const sherd::nn::ModelDescription model = model_source(config_).config.description;
+  const int64_t capacity = std::min(model.positions, static_cast<int64_t>(tokens.size()) + count);
   nn::KvCache cache = model_.make_cache(*rank_.device, capacity, dtype_named(config_.precision));
   SlidingContext context(capacity);
   const DrawOptions options{static_cast<float>(config_.temperature), static_cast<float>(config_.top_p)};
   const Tensor drawn = Tensor::empty(*rank_.device, {1}, DType::i32, "activations");
   for (int64_t i = 0; i < count; ++i) {
-    const SlidingContext::Rows rows = context.next(static_cast<int64_t>(tokens.size()));
+    SlidingContext::Rows rows = context.next(static_cast<int64_t>(tokens.size()));
+    if (!rows.restart && model.changes_angles(cache.length(), cache.length() + rows.end - rows.begin)) {
+      rows.begin -= cache.length();
+      rows.restart = true;
+    }
     if (rows.restart) cache.clear();
     const Tensor in = Tensor::empty(*rank_.device, {1, rows.end - rows.begin}, DType::i32, "activations");
     ops::copy_from_host(s, in, tokens.data() + rows.begin, in.nbytes());

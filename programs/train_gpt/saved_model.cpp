@@ -38,7 +38,6 @@ void require_described(const SavedModel& saved) {
 /// What training follows of a config.json, by key.
 nlohmann::json followed(const sherd::hf::ModelConfig& config) {
   auto keys = nlohmann::json::parse(sherd::hf::model_config_text(config.description, sherd::DType::f32));
-  keys["sliding_window"] = config.window;
   if (routes_in_groups(config.description)) keys["num_nextn_predict_layers"] = config.mtp_layers;
   return keys;
 }

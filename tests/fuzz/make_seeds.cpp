@@ -140,6 +140,13 @@ constexpr const char* kConfigs[] = {
     R"("num_attention_heads":2,"sliding_window":7,"layer_types":["sliding_attention","full_attention"],)"
     R"("rope_parameters":{"sliding_attention":{"rope_type":"default","rope_theta":1e4},"full_attention":)"
     R"({"rope_type":"yarn","factor":4.0,"attention_factor":1.2,"original_max_position_embeddings":64}}})",
+    R"({"model_type":"mistral","vocab_size":9,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,)"
+    R"("num_attention_heads":2,"num_key_value_heads":1,"sliding_window":7,"max_position_embeddings":64,)"
+    R"("rope_scaling":{"type":"longrope","short_factor":[1,1.5],"long_factor":[2,4],"factor":4.0,)"
+    R"("original_max_position_embeddings":16}})",
+    R"({"model_type":"qwen2","vocab_size":9,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,)"
+    R"("num_attention_heads":2,"num_key_value_heads":1,"use_sliding_window":true,"sliding_window":7,)"
+    R"("max_window_layers":1,"rope_parameters":{"rope_type":"dynamic","factor":2.0,"rope_theta":1e6}})",
     R"({"model_type":"gemma3_text","vocab_size":9,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,)"
     R"("num_attention_heads":4,"head_dim":4,"query_pre_attn_scalar":16,"sliding_window":7,"sliding_window_pattern":2,)"
     R"("rope_theta":1e6,"rope_local_base_freq":1e4,"rope_scaling":{"rope_type":"linear","factor":8.0}})",

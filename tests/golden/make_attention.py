@@ -11,6 +11,8 @@ import platform
 
 import torch
 import torch.nn.functional as F
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 # Every case: qkv [batch * seq, (heads + 2 * kv_heads) * head_dim] -> QK norm, where asked for -> RoPE -> attention.
 CASES = [
@@ -22,12 +24,25 @@ CASES = [
 THETA = 100.0  # small, so that all angles of a short sequence count
 EPS = 1e-6
 FREQUENCIES = [
-    {"head_dim": 64, "theta": 10000.0},
-    {"head_dim": 128, "theta": 1000000.0},
-    {"head_dim": 128, "theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-     "original_max_position_embeddings": 8192},
-    {"head_dim": 64, "theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-     "original_max_position_embeddings": 8192},
+    {"head_dim": 64, "rope_theta": 10000.0, "rope_type": "default"},
+    {"head_dim": 128, "rope_theta": 1000000.0, "rope_type": "default"},
+    {"head_dim": 128, "rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    {"head_dim": 64, "rope_theta": 500000.0, "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
+     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    {"head_dim": 64, "rope_theta": 10000.0, "rope_type": "linear", "factor": 3.0},
+    {"head_dim": 64, "rope_theta": 10000.0, "rope_type": "dynamic", "factor": 3.0},
+    {"head_dim": 128, "rope_theta": 1000000.0, "rope_type": "yarn", "factor": 4.0,
+     "original_max_position_embeddings": 32768},
+    {"head_dim": 64, "rope_theta": 10000.0, "rope_type": "yarn", "factor": 40.0, "beta_fast": 16.0, "beta_slow": 2.0,
+     "mscale": 0.9, "mscale_all_dim": 0.7, "truncate": False, "original_max_position_embeddings": 4096},
+    {"head_dim": 64, "rope_theta": 10000.0, "rope_type": "yarn", "factor": 40.0, "attention_factor": 1.25,
+     "original_max_position_embeddings": 4096},
+] + [
+    {"head_dim": 12, "rope_theta": 10000.0, "rope_type": "longrope", "factor": factor, "positions": positions,
+     "original_max_position_embeddings": 4096, "short_factor": [1.0, 1.02, 1.1, 1.25, 1.5, 2.0],
+     "long_factor": [1.0, 1.3, 2.7, 9.1, 33.3, 64.0], **more}
+    for factor, positions, more in ((32.0, 4096, {}), (32.0, 4097, {}), (1.0, 4097, {}), (4.0, 9, {"attention_factor": 1.5}))
 ]
 
 
@@ -36,19 +51,24 @@ def values(count, salt):
     return torch.tensor([((i * 73 + salt * 31) % 127 - 63) / 32 for i in range(count)], dtype=torch.float64)
 
 
-def frequencies(head_dim, theta, **scaling):
-    """As modelling code on Hugging Face computes them, in single precision. rope_type "llama3": wavelengths that are
-    long for the original length are stretched by the factor, short ones stay, between them it interpolates."""
-    f = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if not scaling:
-        return f
-    length, low, high = (scaling[k] for k in
-                         ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
-    wavelength = 2 * torch.pi / f
-    smooth = (length / wavelength - low) / (high - low)
-    between = (1 - smooth) * f / scaling["factor"] + smooth * f
-    result = torch.where(wavelength > length / low, f / scaling["factor"], between)
-    return torch.where(wavelength < length / high, f, result)
+def frequencies(head_dim, theta):
+    """As modelling code on Hugging Face computes them, in single precision."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
+def scaled_frequencies(head_dim, positions, **rope):
+    """By transformers, with the factor of cosines and sines."""
+    if rope["rope_type"] == "default":
+        return frequencies(head_dim, rope["rope_theta"]), 1.0
+    config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, max_position_embeddings=131072,
+                         rope_parameters=rope)
+    return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, seq_len=positions)
+
+
+def table(settings):
+    settings = {"positions": 0, **settings}
+    values, scale = scaled_frequencies(**settings)
+    return dict(settings, rotation_scale=scale, values=listed(values))
 
 
 def rotate(x, first_position):
@@ -89,7 +109,7 @@ def listed(x):
 def main():
     golden = {
         "cases": [run(case) for case in CASES],
-        "frequencies": [dict(f, values=listed(frequencies(**f))) for f in FREQUENCIES],
+        "frequencies": [table(f) for f in FREQUENCIES],
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
     }
     parts = [f'"{key}": ' + ("[\n" + ",\n".join(json.dumps(x) for x in part) + "\n]" if isinstance(part, list)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Small random models of the families in nn/models, and what PyTorch makes of them (README.md beside this file).
 
-  make_models.py [FAMILY ...]     all families without arguments; writes models/<family>/ beside this file
+  make_models.py [FOLDER ...]     all without arguments; writes models/<folder>/ beside this file; a folder is named by its
+                                  family, or by the family and what is special
 
 A folder holds config.json and model.safetensors as `transformers` saves them, and
   expected.json         tokens, losses of 20 steps of AdamW and of 10 of Muon, versions
@@ -41,6 +42,17 @@ CONFIGS = {
     "mistral": dict(DECODER, hidden_size=32, intermediate_size=56, num_attention_heads=4, num_key_value_heads=1,
                     head_dim=10, rms_norm_eps=1e-2, sliding_window=None, tie_word_embeddings=False,
                     rope_parameters=rope(3000.0)),
+    # Rows of twelve are longer than the original length, and than the window.
+    "mistral_longrope": dict(DECODER, hidden_size=32, intermediate_size=56, num_attention_heads=4, num_key_value_heads=2,
+                             head_dim=10, rms_norm_eps=1e-2, sliding_window=5, tie_word_embeddings=False,
+                             rope_parameters=rope(900.0, rope_type="longrope", factor=8.0, original_max_position_embeddings=8,
+                                                  short_factor=[1.0, 1.1, 1.2, 1.5, 2.0], long_factor=[1.0, 1.5, 2.5, 4.0, 8.0])),
+    # Windows from the second block on.
+    "qwen2_yarn": dict(DECODER, num_hidden_layers=3, hidden_size=24, intermediate_size=42, num_attention_heads=6,
+                       num_key_value_heads=3, rms_norm_eps=1e-3, use_sliding_window=True, sliding_window=4, max_window_layers=1,
+                       tie_word_embeddings=False,
+                       rope_parameters=rope(900.0, rope_type="yarn", factor=4.0, beta_fast=3.0, beta_slow=0.5, mscale=0.9,
+                                            mscale_all_dim=0.7, original_max_position_embeddings=16)),
     # Three key heads of two queries each: tp 2 gives a rank one and a half.
     "qwen2": dict(DECODER, hidden_size=48, intermediate_size=40, num_attention_heads=6, num_key_value_heads=3,
                   rms_norm_eps=1e-3, tie_word_embeddings=True, rope_parameters=rope(2000.0)),
@@ -88,12 +100,13 @@ CONFIGS = {
                         rope_parameters=rope(900.0, rope_type="yarn", factor=4.0, beta_fast=3.0, beta_slow=0.5, mscale=0.9,
                                              mscale_all_dim=0.7, original_max_position_embeddings=16)),
 }
+FAMILIES = {"mistral_longrope": "mistral", "qwen2_yarn": "qwen2"}  # of other names
 # With 7 a row of the second step chooses between experts that are a tie in f32: transformers in f32 is 1e-4 from itself in f64.
 SEEDS = {"glm4_moe": 8}
 
 
 def random_model(family, seed):
-    config = transformers.AutoConfig.for_model(family, **CONFIGS[family])
+    config = transformers.AutoConfig.for_model(FAMILIES.get(family, family), **CONFIGS[family])
     options = {"experts_implementation": "eager"} if "moe" in family or family in ("mixtral", "deepseek_v3", "glm4_moe", "gpt_oss") else {}
     attention = "eager" if family == "gpt_oss" else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention, **options)

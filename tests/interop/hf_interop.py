@@ -11,6 +11,8 @@ For random small models of all families, f32 in one file, bf16 and f16 in severa
 3. Of an index with ./, folders below, tensors in another file than it says, and one beside model.safetensors, it reads what
    transformers reads.
 
+The second also with every rotary scaling and every kind of windows of rope_training.py, in f32.
+
 Ends with exit code 0 when all of that holds, and prints what was compared.
 """
 
@@ -26,6 +28,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig, Glm4MoeConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig,
                           Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 from transformers.utils import logging
+
+import rope_training
 
 torch.set_num_threads(1)
 logging.set_verbosity_error()
@@ -72,7 +76,8 @@ MEANT = ("vocab_size hidden_size intermediate_size num_hidden_layers num_attenti
          "rms_norm_eps layer_norm_epsilon rope_parameters tie_word_embeddings attention_bias mlp_bias num_local_experts "
          "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_inner n_embd model_type kv_lora_rank q_lora_rank "
          "qk_nope_head_dim qk_rope_head_dim v_head_dim rope_interleave n_routed_experts n_shared_experts n_group topk_group "
-         "first_k_dense_replace routed_scaling_factor use_qk_norm layer_types query_pre_attn_scalar").split()
+         "first_k_dense_replace routed_scaling_factor use_qk_norm layer_types sliding_window "
+         "query_pre_attn_scalar").split()
 
 
 def require(ok, what):
@@ -103,11 +108,28 @@ def opened(folder):
     return model.eval()
 
 
-def exchange(program, folder, before, name):
+def meaning(value, config):
+    """Of a setting; of rotary ones with the values of absent keys."""
+    if not isinstance(value, dict):
+        return value
+    if "full_attention" in value:
+        return {kind: meaning(value[kind], config) for kind in ("full_attention", "sliding_attention")}
+    defaults = {}
+    if value["rope_type"] == "yarn":
+        defaults = dict(beta_fast=32.0, beta_slow=1.0)
+    if value["rope_type"] == "longrope":
+        defaults = dict(factor=config.max_position_embeddings / value["original_max_position_embeddings"])
+    return {**defaults, **{key: item for key, item in value.items() if key != "type"}}
+
+
+def copied_alike(program, folder, name):
     for ranks in (1, 3):
         like = folder.parent / f"{folder.name}.like{ranks}"
         run(program, folder, like, ranks, "like")
         require(contents(like) == contents(folder), f"{name} on {ranks} ranks: files differ")
+
+
+def written_anew(program, folder, before, name):
     new = folder.parent / f"{folder.name}.new"
     run(program, folder, new, 2, "new")
     old, written = tensors(folder), tensors(new)
@@ -120,7 +142,7 @@ def exchange(program, folder, before, name):
         require(same, f"{name}: {key} differs")
     after = opened(new)
     for key in MEANT:
-        was, now = getattr(before.config, key, None), getattr(after.config, key, None)
+        was, now = (meaning(getattr(of, key, None), of) for of in (before.config, after.config))
         require(was == now or (key == "head_dim" and was is None), f"{name}: {key} was {was} and is {now}")
     tokens = torch.arange(40).reshape(2, 20) % 97
     with torch.no_grad():
@@ -161,7 +183,7 @@ def relocate(program, folder, model):
 
 def main():
     program = sys.argv[1]
-    count = 0
+    count = scaled = 0
     with tempfile.TemporaryDirectory() as folder:
         for family, config in CONFIGS.items():
             torch.manual_seed(7)
@@ -181,11 +203,19 @@ def main():
                 model.to(dtype).save_pretrained(path, max_shard_size=limit, save_original_format=one_by_one)
                 (path / "tokenizer.json").write_text("{}")
                 before = opened(path)
-                exchange(program, path, before, f"{family} {form}")
+                copied_alike(program, path, f"{family} {form}")
+                written_anew(program, path, before, f"{family} {form}")
                 if (family, form) == ("llama", "bf16"):
                     relocate(program, path, before)
                 count += 1
-    print(f"{count} folders of {len(CONFIGS)} families: written back byte for byte, and anew as transformers opens them")
+        for family in rope_training.FAMILIES:
+            for i, (scaling, rope, more) in enumerate(rope_training.cases_of(family)):
+                path = pathlib.Path(folder) / f"{family}{i}"
+                before = rope_training.make_folder(path, rope_training.config_of(family, rope, more, old_keys=i % 2 == 1))
+                written_anew(program, path, before, f"{family}, {scaling}")
+                scaled += 1
+    print(f"{count} folders of {len(CONFIGS)} families: written back byte for byte, and anew as transformers opens them; "
+          f"{scaled} with rotary scalings and windows anew")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def main():
     tokens = [(i * i + 7 * (i // 5)) % 190 for i in range(3000)]
     (work / "tokens.bin").write_bytes(b"".join(t.to_bytes(2, "little") for t in tokens))
     data = ["--tokens", work / "tokens.bin", "--token-format", "u16", "--order", "sequential", "--seq", SEQ, "--batch", BATCH]
-    for family in ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "olmo2", "glm4_moe", "olmo3", "gemma3_text", "gpt_oss"):
+    for family in ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3", "olmo2", "glm4_moe", "olmo3", "gemma3_text", "gpt_oss", "mistral_longrope", "qwen2_yarn"):
         out, metrics = work / family, work / f"{family}.jsonl"
         ranks = ["--ranks", 4, "--tp", 2] + (["--expert-parallel", 2] if family in ("qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss") else [])
         run(program, "--model", models / family, *data, *ranks, "--optimizer", "muon", "--steps", 20, "--export-hf", out)

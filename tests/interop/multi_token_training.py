@@ -93,9 +93,9 @@ def windows_of(tokens):
         yield row(0), row(1), torch.arange(SEQ).expand(BATCH, SEQ), full.expand(BATCH, 1, SEQ, SEQ)
 
 
-def packed_of(rows):
+def packed_of(rows, config):
     for step in range(STEPS):
-        yield batch_of([rows[(step * BATCH + i) % len(rows)] for i in range(BATCH)])
+        yield batch_of([rows[(step * BATCH + i) % len(rows)] for i in range(BATCH)], config)[:4]
 
 
 def next_of(tokens, targets, positions):
@@ -155,8 +155,8 @@ def main():
     (work / "tokens.bin").write_bytes(b"".join(t.to_bytes(2, "little") for t in tokens))
     examples = make_examples(199)
     write_examples(work / "chats", examples)
-    data = {"windows": (["--tokens", work / "tokens.bin", "--token-format", "u16"], lambda: windows_of(tokens)),
-            "packed examples": (["--sft", work / "chats", "--packing"], lambda: packed_of(rows_of(examples, True)))}
+    data = {"windows": (["--tokens", work / "tokens.bin", "--token-format", "u16"], lambda config: windows_of(tokens)),
+            "packed examples": (["--sft", work / "chats", "--packing"], lambda config: packed_of(rows_of(examples, True), config))}
     for family in ("deepseek_v3", "glm4_moe"):
         for kind, (flags, batches) in data.items():
             model = AutoModelForCausalLM.from_pretrained(models / family, dtype=torch.float32, attn_implementation="eager",
@@ -164,7 +164,7 @@ def main():
             head = Head(model)
             folder = work / f"{family}-{kind.split()[0]}"
             write_folder(folder, models / family, head, model)
-            theirs = train_theirs(model, head, batches())
+            theirs = train_theirs(model, head, batches(model.config))
             for i, (name, ranks) in enumerate(ARRANGEMENTS.items()):
                 metrics, out = work / "metrics.jsonl", Path(f"{folder}-out-{i}")
                 run(program, "--model", folder, *flags, "--order", "sequential", "--seq", SEQ, "--batch", BATCH, "--lr", LR,

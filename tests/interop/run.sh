@@ -10,7 +10,7 @@ from torch.distributed.tensor import distribute_tensor'
 case $1 in
   */dlpack_interop.py) needs='import torch' ;;
   */chat_test.py) needs='import jinja2, tokenizers, transformers' ;;
-  */hf_interop.py | */hf_training.py | */multi_token_training.py | */sft_training.py) needs='import safetensors.torch
+  */hf_interop.py | */hf_training.py | */multi_token_training.py | */rope_training.py | */sft_training.py) needs='import safetensors.torch
 from transformers import Qwen3MoeConfig' ;;
   */tokenize_test.py) needs='import tokenizers' ;;
 esac

@@ -68,7 +68,21 @@ def rows_of(examples, packed):
     return [[train[i] for i in sorted(some)] for some in sorted(sorted(r[1]) for r in rows)]
 
 
-def batch_of(rows):
+def masks_of(sees, config):
+    """What transformers adds to scores; of blocks with a window, too."""
+    def added(some):
+        return torch.zeros(len(some), 1, SEQ, SEQ).masked_fill(~some[:, None], torch.finfo(torch.float32).min)
+
+    window = getattr(config, "sliding_window", None)
+    if window is None:
+        return added(sees)
+    near = sees & torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1 - window)
+    if getattr(config, "layer_types", None) is None:
+        return added(near)
+    return {"full_attention": added(sees), "sliding_attention": added(near)}
+
+
+def batch_of(rows, config):
     """Tokens, targets, positions, the mask of attention and the places that are not padding; -100 where nothing is learned."""
     shape = (len(rows), SEQ)
     tokens, targets, positions, document = (torch.full(shape, v) for v in (0, -100, 0, -1))
@@ -82,8 +96,7 @@ def batch_of(rows):
                 at += 1
     same = document[:, :, None] == document[:, None, :]
     sees = same & torch.ones(SEQ, SEQ, dtype=torch.bool).tril()
-    mask = torch.zeros(len(rows), 1, SEQ, SEQ).masked_fill(~sees[:, None], torch.finfo(torch.float32).min)
-    return tokens, targets, positions, mask, document >= 0
+    return tokens, targets, positions, masks_of(sees, config), document >= 0
 
 
 def train_theirs(model, rows, balance=0):
@@ -95,7 +108,7 @@ def train_theirs(model, rows, balance=0):
     model.train()
     losses = []
     for step in range(STEPS):
-        tokens, targets, positions, mask, places = batch_of([rows[(step * BATCH + i) % len(rows)] for i in range(BATCH)])
+        tokens, targets, positions, mask, places = batch_of([rows[(step * BATCH + i) % len(rows)] for i in range(BATCH)], model.config)
         given = {"attention_mask": places.long(), "output_router_logits": True} if balance else {"attention_mask": mask}
         out = model(input_ids=tokens, position_ids=positions, use_cache=False, **given)
         loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
@@ -138,7 +151,7 @@ def flags_of(folder, data, packed):
 
 
 def train_models(program, models, work):
-    for family in ("llama", "qwen3", "deepseek_v3"):
+    for family in ("llama", "qwen3", "deepseek_v3", "mistral_longrope", "qwen2_yarn"):
         vocab = json.loads((models / family / "config.json").read_text())["vocab_size"]
         examples = make_examples(vocab)
         write_examples(work / "chats", examples)
@@ -229,7 +242,7 @@ def evaluate_sets(program, models, work):
     model = AutoModelForCausalLM.from_pretrained(models / "qwen3", dtype=torch.float32, attn_implementation="eager").eval()
     theirs = []
     for examples in sets.values():
-        tokens, targets, positions, mask, _ = batch_of([[e] for e in examples])
+        tokens, targets, positions, mask, _ = batch_of([[e] for e in examples], model.config)
         with torch.no_grad():
             logits = model(input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False).logits
         theirs.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100).item())

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "golden_folder.h"
 #include "golden_values.h"
 #include "nets.h"
 
@@ -274,20 +275,14 @@ TEST(AttentionGolden, MatchesPyTorchWithGradients) {
   });
 }
 
-// One rounding apart at most: the power function of another library.
+// Some roundings apart at most: the power function of another library, and for scalings another order of products.
 TEST(AttentionGolden, FrequenciesAreThoseOfHuggingFace) {
   for (const json& c : golden_attention()["frequencies"]) {
     const auto head_dim = c.at("head_dim").get<int64_t>();
-    const auto theta = c.at("theta").get<double>();
-    const Floats got =
-        c.contains("factor")
-            ? ops::rope_frequencies(head_dim, theta,
-                                    {.factor = c.at("factor").get<double>(),
-                                     .low_freq_factor = c.at("low_freq_factor").get<double>(),
-                                     .high_freq_factor = c.at("high_freq_factor").get<double>(),
-                                     .original_max_position_embeddings =
-                                         c.at("original_max_position_embeddings").get<int64_t>()})
-            : ops::rope_frequencies(head_dim, theta);
+    const nn::RopeDescription rope = rope_of(c);
+    const double theta = rope.theta;
+    const Floats got = ops::rope_frequencies(head_dim, theta, rope.scaling, c.at("positions"));
+    EXPECT_NEAR(rope.scaling.rotation_scale(), c.at("rotation_scale").get<double>(), 1e-14);
     const json& want = c.at("values");
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < got.size(); ++i)

@@ -14,23 +14,15 @@
 
 namespace sherd::test {
 
-inline constexpr const char* kFamilies[] = {"gpt2",      "llama",       "mistral",     "qwen2", "qwen3",
-                                            "qwen3_moe", "mixtral",     "deepseek_v3", "olmo2", "glm4_moe",
-                                            "olmo3",     "gemma3_text", "gpt_oss"};
+inline constexpr const char* kFamilies[] = {
+    "gpt2",  "llama",    "mistral", "qwen2",       "qwen3",   "qwen3_moe",        "mixtral",   "deepseek_v3",
+    "olmo2", "glm4_moe", "olmo3",   "gemma3_text", "gpt_oss", "mistral_longrope", "qwen2_yarn"};
 
 inline void add_latent(const nlohmann::json& c, nn::ModelDescription& m) {
   nn::LatentDescription& l = m.latent;
   l = {c.at("kv_lora_rank"),     c.at("q_lora_rank"), c.at("qk_nope_head_dim"),
        c.at("qk_rope_head_dim"), c.at("v_head_dim"),  c.at("rope_interleave")};
   m.head_dim = l.nope + l.rope;
-  const auto& rope = c.at("rope_parameters");
-  if (rope.at("rope_type") == "yarn")
-    m.rope.yarn = {.factor = rope.at("factor"),
-                   .beta_fast = rope.at("beta_fast"),
-                   .beta_slow = rope.at("beta_slow"),
-                   .mscale = rope.at("mscale"),
-                   .mscale_all_dim = rope.at("mscale_all_dim"),
-                   .original_max_position_embeddings = rope.at("original_max_position_embeddings")};
 }
 
 inline void add_groups(const nlohmann::json& c, nn::ModelDescription& m) {
@@ -41,23 +33,35 @@ inline void add_groups(const nlohmann::json& c, nn::ModelDescription& m) {
   x.groups = c.at("n_group"), x.top_groups = c.at("topk_group"), x.scaling = c.at("routed_scaling_factor");
 }
 
+inline nn::RopeDescription rope_of(const nlohmann::json& c) {
+  nn::RopeDescription r{.theta = c.at("rope_theta")};
+  RopeScaling& s = r.scaling;
+  for (const RopeType type :
+       {RopeType::linear, RopeType::dynamic, RopeType::llama3, RopeType::yarn, RopeType::longrope})
+    if (to_string(type) == c.at("rope_type")) s.type = type;
+  s.original_max_position_embeddings = c.value("original_max_position_embeddings", int64_t{0});
+  s.truncate = c.value("truncate", true);
+  for (const auto& [key, value] : {std::pair{"factor", &s.factor},
+                                   {"low_freq_factor", &s.low_freq_factor},
+                                   {"high_freq_factor", &s.high_freq_factor},
+                                   {"beta_fast", &s.beta_fast},
+                                   {"beta_slow", &s.beta_slow},
+                                   {"mscale", &s.mscale},
+                                   {"mscale_all_dim", &s.mscale_all_dim},
+                                   {"attention_factor", &s.attention_factor}})
+    *value = c.value(key, *value);
+  s.short_factor = c.value("short_factor", s.short_factor);
+  s.long_factor = c.value("long_factor", s.long_factor);
+  return r;
+}
+
 inline void add_windows(const nlohmann::json& c, nn::ModelDescription& m) {
-  const auto& rope = c.at("rope_parameters");
+  if (!c.contains("sliding_window") || c.at("sliding_window").is_null()) return;
   m.window = c.at("sliding_window");
-  for (const auto& type : c.at("layer_types")) m.windowed.push_back(type == "sliding_attention");
-  const bool by_kind = rope.contains("full_attention");
-  if (by_kind) m.window_rope = nn::RopeDescription{.theta = rope.at("sliding_attention").at("rope_theta")};
-  const auto& full = by_kind ? rope.at("full_attention") : rope;
-  m.rope.theta = full.at("rope_theta");
-  m.query_scalar = c.value("query_pre_attn_scalar", 0.0);
-  if (full.at("rope_type") == "linear") m.rope.factor = full.at("factor");
-  if (full.at("rope_type") == "yarn")
-    m.rope.yarn = {.factor = full.at("factor"),
-                   .beta_fast = full.at("beta_fast"),
-                   .beta_slow = full.at("beta_slow"),
-                   .attention_factor = full.value("attention_factor", 0.0),
-                   .truncate = full.value("truncate", true),
-                   .original_max_position_embeddings = full.at("original_max_position_embeddings")};
+  m.windowed.assign(static_cast<size_t>(m.layers), true);
+  if (c.contains("layer_types"))
+    for (size_t i = 0; i < m.windowed.size(); ++i)
+      m.windowed[i] = c.at("layer_types").at(i) == "sliding_attention";
 }
 
 /// What the tests need of config.json; programs read it with refusals.
@@ -86,12 +90,11 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   m.qk_norm =
       m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe || is_olmo(m) || is_gemma(m);
   const auto& rope = c.at("rope_parameters");
-  if (has_windows(m)) add_windows(c, m);
-  if (m.window_rope) return m;
-  m.rope.theta = rope.at("rope_theta");
-  if (rope.at("rope_type") == "llama3")
-    m.rope.scaling = {rope.at("factor"), rope.at("low_freq_factor"), rope.at("high_freq_factor"),
-                      rope.at("original_max_position_embeddings")};
+  const bool by_kind = rope.contains("full_attention");
+  m.rope = rope_of(by_kind ? rope.at("full_attention") : rope);
+  if (by_kind) m.window_rope = rope_of(rope.at("sliding_attention"));
+  m.query_scalar = c.value("query_pre_attn_scalar", 0.0);
+  add_windows(c, m);
   if (is_deepseek(m)) add_latent(c, m);
   if (routes_in_groups(m)) add_groups(c, m);
   if (m.family == ModelFamily::glm4_moe) {

@@ -1,6 +1,4 @@
 // Latent attention with its projections, by the names of latent.json's cases.
-#include <optional>
-
 #include "golden_cases.h"
 
 namespace sherd::test {
@@ -15,7 +13,7 @@ struct LatentCase {
   LatentHeads heads{};
   int64_t q_rank = 0, kv_rank = 0;
   bool bias = false;
-  std::optional<YarnScaling> yarn{};
+  RopeScaling scaling{};
 };
 
 /// The computation of LatentSelfAttention, without ranks and adapters. Parameters in the file's order.
@@ -36,12 +34,9 @@ std::vector<Var> latent_block(const LatentCase& c, const GoldenArguments& a) {
   const Var kv = product(latent, false);
   nn::LatentAttentionOptions options{.heads = c.heads};
   options.heads.batch = kLatentBatch;
-  std::vector<float> frequencies = ops::rope_frequencies(c.heads.rope, kLatentTheta);
-  if (c.yarn) {
-    frequencies = ops::yarn_frequencies(c.heads.rope, kLatentTheta, *c.yarn);
-    options.heads.rotation_scale = static_cast<float>(c.yarn->rotation_scale());
-    options.score_scale = static_cast<float>(c.yarn->score_scale());
-  }
+  const std::vector<float> frequencies = ops::rope_frequencies(c.heads.rope, kLatentTheta, c.scaling);
+  options.heads.rotation_scale = static_cast<float>(c.scaling.rotation_scale());
+  options.score_scale = static_cast<float>(c.scaling.score_scale());
   const Var seen =
       nn::latent_attention(q, kv, compressed[1], nn::rope_table(q.device(), frequencies), options);
   return {product(seen, c.bias)};
@@ -59,12 +54,13 @@ const GoldenTable& latent_functions() {
                                              .q_rank = 5,
                                              .kv_rank = 4,
                                              .bias = true,
-                                             .yarn = YarnScaling{.factor = 4,
-                                                                 .beta_fast = 4,
-                                                                 .beta_slow = 1,
-                                                                 .mscale = 0.75,
-                                                                 .mscale_all_dim = 0.5,
-                                                                 .original_max_position_embeddings = 16}})},
+                                             .scaling = {.type = RopeType::yarn,
+                                                         .factor = 4,
+                                                         .original_max_position_embeddings = 16,
+                                                         .beta_fast = 4,
+                                                         .beta_slow = 1,
+                                                         .mscale = 0.75,
+                                                         .mscale_all_dim = 0.5}})},
       {"latent_attention_wide_values",
        latent_case({.heads = {.heads = 2, .nope = 1, .rope = 2, .value = 6}, .q_rank = 3, .kv_rank = 5})},
       {"latent_attention_halves",

@@ -22,8 +22,8 @@ constexpr int64_t kSeq = 9;
 ModelDescription described(const char* family) { return GoldenFolder(family).description; }
 
 TEST(Arrangements, StrategiesAndRecomputationHaveTheSameBits) {
-  for (const char* family :
-       {"llama", "qwen3_moe", "deepseek_v3", "glm4_moe", "olmo3", "gemma3_text", "gpt_oss"}) {
+  for (const char* family : {"llama", "qwen3_moe", "deepseek_v3", "glm4_moe", "olmo3", "gemma3_text",
+                             "gpt_oss", "mistral_longrope"}) {
     ModelDescription m = described(family);
     if (routes_in_groups(m)) m.mixture.balance = 0.01, m.mixture.bias_speed = 0.01;
     for (const int tp : {1, 2}) {
@@ -237,6 +237,8 @@ TEST(Arrangements, TokenByTokenWithACacheIsTheWholeSequence) {
         Arrangement{.name = "glm4_moe", .ranks = 2, .tp = 2, .ep = 2},
         Arrangement{.name = "olmo3", .ranks = 2, .tp = 2},
         Arrangement{.name = "gemma3_text", .ranks = 2, .tp = 2},
+        Arrangement{.name = "mistral_longrope", .ranks = 2, .tp = 2},
+        Arrangement{.name = "qwen2_yarn", .ranks = 3, .tp = 3},
         Arrangement{.name = "gpt_oss", .ranks = 2, .tp = 2, .ep = 2}})
     launch(a.ranks, [&](RankContext& rank) {
       const ModelDescription m = described(a.name);
@@ -246,13 +248,20 @@ TEST(Arrangements, TokenByTokenWithACacheIsTheWholeSequence) {
       model.set_training(false);
       Stream& s = rank.device->compute();
       const Tensor all = tokens(*rank.device, m, {1, kSeq}, 0, 3);
-      const std::vector<float> whole = ops::to_floats(s, model(all));
       nn::KvCache cache = model.make_cache(*rank.device, kSeq, DType::f32);
+      const auto rows = [&](int64_t from, int64_t to) { return all.flat(from, to).view({1, to - from}); };
       for (int64_t from = 0, to = 4; from < kSeq; from = to, ++to) {
-        const std::vector<float> got =
-            ops::to_floats(s, model(all.flat(from, to).view({1, to - from}), &cache));
-        EXPECT_LT(distance(got, {whole.begin() + (to - 1) * m.vocab, whole.begin() + to * m.vocab}), 1e-5)
-            << a.name << " after " << to;
+        const std::vector<float> whole = ops::to_floats(s, model(rows(0, to)));
+        // The ninth token makes the sequence a long one.
+        if (m.changes_angles(from, to)) {
+          EXPECT_EQ(to, m.rope.scaling.original_max_position_embeddings + 1) << a.name;
+          EXPECT_THROW(model(rows(from, to), &cache), InvalidArgument) << a.name;
+          EXPECT_EQ(cache.length(), from);
+          cache.clear();
+          from = 0;
+        }
+        const std::vector<float> got = ops::to_floats(s, model(rows(from, to), &cache));
+        EXPECT_LT(distance(got, {whole.end() - m.vocab, whole.end()}), 1e-5) << a.name << " after " << to;
       }
     });
 }

@@ -48,8 +48,11 @@ TEST(CausalModel, BadDescriptionsAreRefusedWithAllThatIsWrong) {
               HasSubstr("4 parts do not divide 6"));
   EXPECT_THAT(refusal(changed("llama", [](auto& m) { m.mixture.experts = -1, m.hidden = 0; })),
               AllOf(HasSubstr("-1 experts must not be negative"), HasSubstr("hidden 0 must be positive")));
-  EXPECT_THAT(refusal(changed("llama", [](auto& m) { m.rope.scaling = Llama3Scaling{.factor = 0}; })),
-              HasSubstr("rope scaling by 0"));
+  EXPECT_THAT(refusal(changed("llama", [](auto& m) { m.rope.scaling.factor = 0; })),
+              HasSubstr("rotary scaling \"llama3\" of 12 columns with factor 0"));
+  EXPECT_THAT(
+      refusal(changed("olmo3", [](auto& m) { m.window_rope->scaling = {.type = RopeType::longrope}; })),
+      HasSubstr("rotary scaling \"longrope\" of 6 columns"));
   EXPECT_THAT(refusal(changed("mixtral", [](auto& m) { m.mixture.balance = std::nan(""); })),
               HasSubstr("balancing loss's share nan"));
   EXPECT_THAT(refusal(changed("mixtral", [](auto&) {}), {.ep = {.parts = 2, .index = 2}}),
@@ -74,8 +77,9 @@ TEST(CausalModel, BadDescriptionsAreRefusedWithAllThatIsWrong) {
                               [](auto& m) {
                                 m.windowed = {true, false}, m.query_scalar = 8;
                               })),
-              AllOf(HasSubstr("windows or rotary settings of their own, which llama has not"),
-                    HasSubstr("a query_scalar or linear rotary scaling, which llama has not")));
+              AllOf(HasSubstr("a window of 0 positions"), HasSubstr("a query_scalar, which llama has not")));
+  EXPECT_THAT(refusal(changed("deepseek_v3", [](auto& m) { m.windowed.assign(3, true), m.window = 4; })),
+              HasSubstr("windows of latent attention"));
   EXPECT_THAT(refusal(changed("olmo3", [](auto& m) { m.window = 0, m.windowed.pop_back(); })),
               AllOf(HasSubstr("windows of 3 blocks; the model has 4"), HasSubstr("a window of 0 positions")));
   EXPECT_THAT(refusal(changed("gpt_oss", [](auto& m) { m.mixture.normalise = false; })),

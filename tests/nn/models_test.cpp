@@ -138,7 +138,8 @@ TEST_P(Families, AdamWTrainsAsInPyTorch) {
   }
 }
 
-// Losses of one row whose documents begin at `begins`: as documents of a row, or each as a row of its own.
+// Losses of one row whose documents begin at `begins`: as documents of a row, or each as a row of its own, as long as that
+// row: the length chooses the frequencies of longrope.
 std::vector<float> document_losses(const GoldenFolder& golden, const Arrangement& a,
                                    const std::vector<size_t>& begins, bool in_a_row) {
   const auto& ids = golden.expected.at("tokens");
@@ -150,9 +151,15 @@ std::vector<float> document_losses(const GoldenFolder& golden, const Arrangement
     arranged.model->set_training(false);
     Device& device = *rank.device;
     const auto losses = [&](size_t begin, size_t count, const Tensor& starts) {
-      const Tensor targets = GoldenFolder::tokens(device, ids, 0, 1, begin + 1, count);
-      const nn::Var in(GoldenFolder::tokens(device, ids, 0, 1, begin, count));
-      return ops::to_floats(device.compute(), (*arranged.model)(in, targets, 1.0f, starts).losses);
+      nlohmann::json row = nlohmann::json::array();
+      for (size_t t = 0; t <= seq; ++t) row.push_back(t <= count ? ids[0][begin + t] : ids[0][0]);
+      const nlohmann::json rows = nlohmann::json::array({row});
+      const Tensor targets = GoldenFolder::tokens(device, rows, 0, 1, 1, seq);
+      const nn::Var in(GoldenFolder::tokens(device, rows, 0, 1, 0, seq));
+      std::vector<float> all =
+          ops::to_floats(device.compute(), (*arranged.model)(in, targets, 1.0f, starts).losses);
+      all.resize(count);
+      return all;
     };
     std::vector<float> all;
     if (in_a_row) {

@@ -1,5 +1,6 @@
 #include <sherd/nn/hf/detail/config_object.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -82,17 +83,29 @@ std::string ConfigObject::text(const char* key, std::optional<std::string> other
   return otherwise.value_or("");
 }
 
-std::vector<std::string> ConfigObject::texts(const char* key) {
-  std::vector<std::string> all;
+template <class T>
+std::vector<T> ConfigObject::all(const char* key, const std::function<bool(const json&)>& good,
+                                 const std::string& needed) {
+  std::vector<T> values;
   const json& value = raw(key);
-  if (value.is_null()) return all;
-  bool good = value.is_array();
-  for (const json& item : good ? value : kEmpty) {
-    good = good && item.is_string();
-    if (good) all.push_back(item.get<std::string>());
-  }
-  if (!good) refuse(key, "an array of strings is needed");
-  return all;
+  if (value.is_null()) return values;
+  if (value.is_array() && std::all_of(value.begin(), value.end(), good)) return value.get<std::vector<T>>();
+  refuse(key, needed);
+  return values;
+}
+
+std::vector<std::string> ConfigObject::texts(const char* key) {
+  return all<std::string>(
+      key, [](const json& item) { return item.is_string(); }, "an array of strings is needed");
+}
+
+std::vector<double> ConfigObject::numbers(const char* key, double low, double high) {
+  return all<double>(
+      key,
+      [&](const json& item) {
+        return item.is_number() && item.get<double>() >= low && item.get<double>() <= high;
+      },
+      fmt::format("an array of numbers from {} to {} is needed", low, high));
 }
 
 ConfigObject ConfigObject::object(const char* key) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +35,8 @@ class ConfigObject {
   std::string text(const char* key, std::optional<std::string> otherwise);
   /// Texts of an array; empty where it is absent.
   std::vector<std::string> texts(const char* key);
+  /// Finite numbers in [low, high] of an array; empty where it is absent.
+  std::vector<double> numbers(const char* key, double low, double high);
   /// The object at `key`, whose problems are this one's; an empty one where it is absent or none.
   ConfigObject object(const char* key);
   /// The value as JSON; null where it is absent.
@@ -46,6 +49,10 @@ class ConfigObject {
 
  private:
   ConfigObject(const ConfigObject& outer, const char* key);
+  /// Values of an array whose items are all good; none where it is absent.
+  template <class T>
+  std::vector<T> all(const char* key, const std::function<bool(const nlohmann::json&)>& good,
+                     const std::string& needed);
 
   std::string source_, prefix_;
   const nlohmann::json* object_;

@@ -39,6 +39,9 @@ inline const char* spelling(const ConfigObject& c, std::initializer_list<const c
   return found == keys.end() ? *keys.begin() : *found;
 }
 
+// Whether a key is there and says nothing, which some classes take for "none" or false, not for the default.
+inline bool is_null(const ConfigObject& c, const char* key) { return c.contains(key) && !c.has(key); }
+
 // Refuses a setting that must be `wanted` because nothing else is computed.
 inline void require_flag(ConfigObject& c, const char* key, bool otherwise, bool wanted, const char* why) {
   if (c.flag(key, otherwise) != wanted) c.refuse(key, why);

@@ -19,43 +19,16 @@ void require_text(ConfigObject& c, const char* key, const char* wanted) {
 
 }  // namespace
 
-YarnScaling read_yarn(ConfigObject& rope, int64_t positions) {
-  YarnScaling y;
-  y.factor = rope.number("factor", std::nullopt, 1, kHuge);
-  y.beta_fast = rope.number("beta_fast", 32, kTiny, kHuge);
-  y.beta_slow = rope.number("beta_slow", 1, kTiny, kHuge);
-  y.mscale = rope.number("mscale", 0, 0, kHuge);
-  y.mscale_all_dim = rope.number("mscale_all_dim", 0, 0, kHuge);
-  y.original_max_position_embeddings = size(rope, "original_max_position_embeddings", positions);
-  if (y.beta_slow > y.beta_fast)
-    rope.refuse("beta_slow", fmt::format("it must be at most beta_fast, which is {}", y.beta_fast));
-  if (rope.has("attention_factor")) y.attention_factor = rope.number("attention_factor", 1, kTiny, kHuge);
-  y.truncate = rope.flag("truncate", true);
-  return y;
-}
-
-nlohmann::json yarn_text(const YarnScaling& y) {
-  nlohmann::json text = {{"rope_type", "yarn"},
-                         {"factor", y.factor},
-                         {"beta_fast", y.beta_fast},
-                         {"beta_slow", y.beta_slow},
-                         {"original_max_position_embeddings", y.original_max_position_embeddings}};
-  if (y.mscale > 0) text["mscale"] = y.mscale;
-  if (y.mscale_all_dim > 0) text["mscale_all_dim"] = y.mscale_all_dim;
-  if (y.attention_factor > 0) text["attention_factor"] = y.attention_factor;
-  if (!y.truncate) text["truncate"] = false;
-  return text;
-}
-
 void read_latent(ConfigObject& c, ModelDescription& d) {
   nn::LatentDescription& l = d.latent;
   l.kv_rank = columns(c, "kv_lora_rank");
   // A null means: no product of low rank.
-  l.q_rank = c.contains("q_lora_rank") && !c.has("q_lora_rank") ? 0 : columns(c, "q_lora_rank", 1536);
+  l.q_rank = is_null(c, "q_lora_rank") ? 0 : columns(c, "q_lora_rank", 1536);
   l.nope = columns(c, "qk_nope_head_dim");
   l.rope = columns(c, "qk_rope_head_dim");
   l.value = columns(c, "v_head_dim");
-  l.interleaved = c.flag("rope_interleave", true);
+  // A null is false to the class.
+  l.interleaved = c.flag("rope_interleave", !is_null(c, "rope_interleave"));
   d.head_dim = l.nope + l.rope;
   d.kv_heads = d.heads;
   if (columns(c, "num_key_value_heads", d.heads) != d.heads)
@@ -82,12 +55,11 @@ void read_groups(ConfigObject& c, const GroupDefaults& otherwise, ModelDescripti
     c.refuse("first_k_dense_replace",
              fmt::format("the model has {} blocks, one of which at least must have experts", d.layers));
   // A null means: none.
-  m.shared = c.contains("n_shared_experts") && !c.has("n_shared_experts")
-                 ? 0
-                 : c.integer("n_shared_experts", 1, 0, kMaxExperts);
+  m.shared = is_null(c, "n_shared_experts") ? 0 : c.integer("n_shared_experts", 1, 0, kMaxExperts);
   m.groups = c.integer("n_group", otherwise.groups, 1, kMaxExperts);
   m.top_groups = c.integer("topk_group", otherwise.top_groups, 1, kMaxExperts);
-  m.normalise = c.flag("norm_topk_prob", true);
+  // A null is false to DeepSeek-V3's class, and refused by GLM's.
+  m.normalise = c.flag("norm_topk_prob", !(is_deepseek(d) && is_null(c, "norm_topk_prob")));
   m.scaling = c.number("routed_scaling_factor", otherwise.scaling, kTiny, kHuge);
   const int64_t of_group = m.experts / m.groups;
   if (of_group * m.groups != m.experts || (m.groups > 1 && of_group < 2))

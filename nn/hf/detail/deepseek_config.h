@@ -1,4 +1,4 @@
-// What DeepSeek-V3 has beyond llama, in config.json: latent attention, routing in groups, yarn. Private to nn/hf.
+// What DeepSeek-V3 has beyond llama, in config.json: latent attention and routing in groups. Private to nn/hf.
 #pragma once
 
 #include <string>
@@ -26,9 +26,5 @@ void read_groups(ConfigObject& c, const GroupDefaults& otherwise, nn::ModelDescr
 /// The same as keys of a config.json, without those that llama has.
 void add_latent(const nn::ModelDescription& d, nlohmann::json& text);
 void add_groups(const nn::ModelDescription& d, nlohmann::json& text);
-
-/// Rotary settings of rope_type "yarn", whatever scales cosines and sines.
-YarnScaling read_yarn(ConfigObject& rope, int64_t positions);
-nlohmann::json yarn_text(const YarnScaling& yarn);
 
 }  // namespace sherd::hf

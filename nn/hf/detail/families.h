@@ -19,16 +19,16 @@ struct Family {
   std::optional<int64_t> head_dim = std::nullopt;
   int64_t positions = 0;
   double norm_eps = 1e-6, theta = 10000;
-  /// "sliding_window" is known.
+  /// "sliding_window" is known; all blocks have it, or as the next ones say.
   bool windows = true;
   /// Where "sliding_window" is absent; 0: none.
   int64_t window = 0;
   /// Windows are only used where "use_sliding_window" is true.
   bool window_switch = false;
-  /// Blocks differ: "layer_types", or blocks from "max_window_layers" on, have windows.
+  /// Blocks differ by "layer_types"; where it is absent, blocks from "max_window_layers" on have windows.
   bool window_by_layer = false;
-  /// Where "layer_types" is absent: the last of every so many blocks has no window, the others have one; 0: windows are
-  /// no part of the family.
+  /// Blocks differ by "layer_types"; where it is absent, the last of every so many blocks has no window, the others have
+  /// one. 0: not of this family.
   int64_t window_pattern = 0;
   /// Of blocks with a window, as theta of the others; and the key that it has outside of rope_parameters, if any.
   double window_theta = 10000;
@@ -47,6 +47,10 @@ struct Family {
 
 using nn::ModelFamily;
 
+/// Kinds of blocks, in "layer_types" and as keys of "rope_parameters".
+inline constexpr const char* kFullAttention = "full_attention";
+inline constexpr const char* kSlidingAttention = "sliding_attention";
+
 constexpr Family gemma3(std::string_view model_type) {
   return {.family = ModelFamily::gemma3,
           .model_type = model_type,
@@ -55,7 +59,6 @@ constexpr Family gemma3(std::string_view model_type) {
           .head_dim = 256,
           .positions = 131072,
           .theta = 1e6,
-          .windows = false,
           .window = 4096,
           .window_pattern = 6,
           .window_theta_key = "rope_local_base_freq",
@@ -150,7 +153,6 @@ constexpr Family kFamilies[] = {
      .positions = 2048,
      .norm_eps = 1e-5,
      .theta = 500000,
-     .windows = false,
      .window = 4096,
      .window_pattern = 4,
      .window_theta = 500000,
@@ -165,7 +167,6 @@ constexpr Family kFamilies[] = {
      .positions = 131072,
      .norm_eps = 1e-5,
      .theta = 150000,
-     .windows = false,
      .window = 128,
      .window_pattern = 2,
      .attention_bias = true,

@@ -170,6 +170,12 @@ Var Decoder::hidden(const Var& tokens, float balance_scale, const Documents& doc
         fmt::format("causal model: tokens are {} behind {} kept positions, must be [batch, rows] of at "
                     "most {} positions",
                     sherd::to_string(tokens.shape()), first, context_.model.positions));
+  if (context_.model.changes_angles(first, first + tokens.size(1)))
+    throw InvalidArgument(fmt::format(
+        "causal model: {} rows behind {} kept positions: longrope rotates a sequence of this length by "
+        "long_factor, and the kept keys are rotated by short_factor; clear the cache and give all "
+        "tokens",
+        tokens.size(1), first));
   const SequenceRows rows = rows_of(tokens.value(), cache);
   Var x = embedded(tokens, first, rows);
   if (is_gemma(context_.model)) x = nn::scale(x, embedding_scale(context_.model, x.value().dtype()));

@@ -110,22 +110,21 @@ Var LatentSelfAttention::forward(const SequenceRows& rows, const Var& residual, 
       split_columns(adapted(in.whole, kv_a_, kv_a_bias_, kv_a_adapters_), {l.kv_rank, l.rope});
   const Var kv =
       adapted(tp.copied(rms_norm(compressed[0], kv_a_norm_, kLatentNormEps)), kv_b_, {}, kv_b_adapters_);
-  LatentAttentionOptions options{.heads = {.batch = batch,
-                                           .heads = heads_,
-                                           .nope = l.nope,
-                                           .rope = l.rope,
-                                           .value = l.value,
-                                           .interleaved = l.interleaved},
-                                 .cache = cache,
-                                 .starts = documents.starts,
-                                 .max_logits = maxima_ ? maxima_->values(kv.device()) : Tensor(),
-                                 .lengths = documents.lengths};
-  if (m.rope.yarn) {
-    options.heads.rotation_scale = static_cast<float>(m.rope.yarn->rotation_scale());
-    options.score_scale = static_cast<float>(m.rope.yarn->score_scale());
-  }
+  const LatentAttentionOptions options{.heads = {.batch = batch,
+                                                 .heads = heads_,
+                                                 .nope = l.nope,
+                                                 .rope = l.rope,
+                                                 .value = l.value,
+                                                 .interleaved = l.interleaved,
+                                                 .rotation_scale = rope_->scale()},
+                                       .score_scale = static_cast<float>(m.rope.scaling.score_scale()),
+                                       .cache = cache,
+                                       .starts = documents.starts,
+                                       .max_logits = maxima_ ? maxima_->values(kv.device()) : Tensor(),
+                                       .lengths = documents.lengths};
+  const int64_t positions = (cache != nullptr ? cache->length() : 0) + kv.size(0) / batch;
   const Var seen =
-      latent_attention(queries(in), kv, tp.copied(compressed[1]), rope_->on(kv.device()), options);
+      latent_attention(queries(in), kv, tp.copied(compressed[1]), rope_->on(kv.device(), positions), options);
   return add_row_parallel(context_, rows, residual, seen, out_, out_bias_, out_adapters_);
 }
 

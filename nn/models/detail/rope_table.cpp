@@ -9,23 +9,25 @@ namespace sherd::nn::detail {
 
 RopeTable::RopeTable(const ModelDescription& m, const RopeDescription& rope) {
   if (is_gpt2(m)) return;
-  const int64_t width = m.latent.kv_rank > 0 ? m.latent.rope : rope.columns > 0 ? rope.columns : m.head_dim;
-  if (rope.yarn)
-    frequencies_ = ops::yarn_frequencies(width, rope.theta, *rope.yarn);
-  else if (rope.scaling)
-    frequencies_ = ops::rope_frequencies(width, rope.theta, *rope.scaling);
-  else
-    frequencies_ = ops::rope_frequencies(width, rope.theta);
-  for (float& f : frequencies_) f /= static_cast<float>(rope.factor);
+  scaling_ = rope.scaling;
+  const auto of = [&](int64_t positions) {
+    return ops::rope_frequencies(m.rotated(rope), rope.theta, scaling_, positions);
+  };
+  frequencies_ = {of(0)};
+  if (scaling_.type == RopeType::longrope)
+    frequencies_.push_back(of(scaling_.original_max_position_embeddings + 1));
+  tables_.resize(frequencies_.size());
   // Scores of rotated rows have its square.
   if (m.query_scalar > 0)
     scale_ = static_cast<float>(std::pow(static_cast<double>(m.head_dim) / m.query_scalar, 0.25));
-  if (rope.yarn) scale_ *= static_cast<float>(rope.yarn->rotation_scale());
+  scale_ *= static_cast<float>(rope.scaling.rotation_scale());
 }
 
-Tensor RopeTable::on(Device& device) {
-  if (!table_.defined() || &table_.device() != &device) table_ = rope_table(device, frequencies_);
-  return table_;
+Tensor RopeTable::on(Device& device, int64_t positions) {
+  const size_t i = scaling_.is_long(positions) ? 1 : 0;
+  Tensor& table = tables_[i];
+  if (!table.defined() || &table.device() != &device) table = rope_table(device, frequencies_[i]);
+  return table;
 }
 
 }  // namespace sherd::nn::detail

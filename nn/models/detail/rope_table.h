@@ -15,14 +15,16 @@ class RopeTable {
   /// @param rope of these layers. Of positions that are learned: no frequencies.
   RopeTable(const ModelDescription& model, const RopeDescription& rope);
   bool rotary() const { return !frequencies_.empty(); }
-  /// Of cosines and sines: rope_type "yarn" and query_scalar; of latent attention, which scales them itself, too.
+  /// Of cosines and sines: RopeScaling::rotation_scale() and query_scalar; of latent attention, which scales them itself, too.
   float scale() const { return scale_; }
-  Tensor on(Device& device);
+  /// @param positions that the forward's sequences have, those in a cache included
+  Tensor on(Device& device, int64_t positions);
 
  private:
-  std::vector<float> frequencies_;
+  std::vector<std::vector<float>> frequencies_;  // of short and, where they differ, of long sequences
+  std::vector<Tensor> tables_;
+  RopeScaling scaling_;
   float scale_ = 1;
-  Tensor table_;
 };
 
 }  // namespace sherd::nn::detail

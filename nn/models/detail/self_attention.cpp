@@ -110,11 +110,12 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
   if (m.qk_norm && !is_olmo(m))
     packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp, context_.norm_base());
   if (rope_->rotary()) {
-    const Tensor frequencies = rope_->on(packed.device());
+    const int64_t first = cache != nullptr ? cache->length() : 0;
+    const Tensor frequencies = rope_->on(packed.device(), first + packed.size(0) / batch);
     packed = nn::rope(std::move(packed), frequencies,
                       {.batch = batch,
                        .heads = heads_ + kv_heads_,
-                       .first_position = cache != nullptr ? cache->length() : 0,
+                       .first_position = first,
                        .head_dim = m.head_dim,
                        .scale = rope_->scale()});
   }

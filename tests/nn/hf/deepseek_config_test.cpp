@@ -81,10 +81,10 @@ TEST(DeepseekConfig, IsReadAsPublished) {
                                                .groups = 8,
                                                .top_groups = 4,
                                                .scaling = 2.5}));
-  ASSERT_TRUE(d.rope.yarn);
-  EXPECT_EQ(d.rope.yarn->factor, 40);
-  EXPECT_EQ(d.rope.yarn->rotation_scale(), 1);
-  EXPECT_NEAR(d.rope.yarn->score_scale(), 1.8738, 1e-4);  // (0.1 ln 40 + 1)^2
+  EXPECT_EQ(d.rope.scaling.type, RopeType::yarn);
+  EXPECT_EQ(d.rope.scaling.factor, 40);
+  EXPECT_EQ(d.rope.scaling.rotation_scale(), 1);
+  EXPECT_NEAR(d.rope.scaling.score_scale(), 1.8738, 1e-4);  // (0.1 ln 40 + 1)^2
   const ModelDescription kimi =
       parsed_deepseek(
           {{"model_type", "kimi_k2"}, {"n_group", 1}, {"topk_group", 1}, {"q_lora_rank", nullptr}})
@@ -109,11 +109,22 @@ TEST(DeepseekConfig, WhatIsNotComputedIsRefusedByItsKey) {
                                                   {"quantization_config", {{"quant_method", "fp8"}}}};
   for (const auto& [key, value] : refused)
     EXPECT_THAT(refusal_of({{key, value}}), HasSubstr("\"" + std::string(key) + "\" is ")) << key;
-  EXPECT_THAT(refusal_of({{"rope_scaling", {{"type", "llama3"}}}}), HasSubstr("\"yarn\""));
-  EXPECT_THAT(refusal_of({{"rope_scaling", {{"type", "yarn"}, {"factor", 4}, {"attention_factor", 2}}}}),
-              HasSubstr("rope_scaling.attention_factor"));
+  EXPECT_THAT(refusal_of({{"rope_scaling", {{"type", "linear"}, {"factor", 4}, {"mscale_all_dim", 1}}}}),
+              HasSubstr("rope_scaling.mscale_all_dim"));
   EXPECT_THAT(refusal_of({{"rope_scaling", {{"type", "yarn"}, {"factor", 4}, {"beta_slow", 64}}}}),
               HasSubstr("beta_slow"));
+}
+
+// As the classes of transformers: DeepSeek-V3's computes with null as with false, GLM's has no null.
+TEST(DeepseekConfig, NullsAreFalseWhereTheClassComputesWithThem) {
+  const ModelDescription d =
+      parsed_deepseek({{"rope_interleave", nullptr}, {"norm_topk_prob", nullptr}}).description;
+  EXPECT_FALSE(d.latent.interleaved);
+  EXPECT_FALSE(d.mixture.normalise);
+  json absent = deepseek();
+  absent.erase("norm_topk_prob");
+  const ModelDescription e = parse_model_config(absent.dump(), "in/config.json").description;
+  EXPECT_TRUE(e.latent.interleaved && e.mixture.normalise);
 }
 
 json glm() {
@@ -150,6 +161,25 @@ TEST(GlmConfig, HasTheMixtureAndAPartOfEachHeadRotated) {
   }
 }
 
+TEST(GlmConfig, ScalingsAreOfTheRotatedPart) {
+  json c = glm();
+  c["norm_topk_prob"] = nullptr;
+  const std::vector<double> factors(12, 1.5);
+  for (const json& rope :
+       {json{{"rope_type", "yarn"}, {"factor", 4}}, json{{"type", "linear"}, {"factor", 4}},
+        json{{"rope_type", "longrope"}, {"short_factor", factors}, {"long_factor", factors}}})
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+      json of = c;
+      of[key] = rope;
+      of["partial_rotary_factor"] = 0.25;  // 24 of 96 columns
+      const ModelDescription d = parse_model_config(of.dump(), "c.json").description;
+      EXPECT_EQ(d.rope.columns, 24);
+      EXPECT_NE(d.rope.scaling.type, RopeType::plain);
+      EXPECT_TRUE(d.mixture.normalise) << "null is the default";
+      EXPECT_EQ(parse_model_config(model_config_text(d, DType::f32), "written").description.rope, d.rope);
+    }
+}
+
 TEST(DeepseekConfig, WhatTrainingDoesNotFollowIsNoted) {
   EXPECT_THAT(parsed_deepseek({}).notes, IsEmpty());
   EXPECT_THAT(parsed_deepseek({{"aux_loss_alpha", 0.001}}).notes, ElementsAre(HasSubstr("--moe-aux 0.001")));
@@ -168,6 +198,9 @@ TEST(DeepseekConfig, AHeadForMultiTokenPredictionIsBuiltWhereTheCallerWantsIt) {
 TEST(DeepseekConfig, WhatIsWrittenIsReadBack) {
   for (const json& more :
        {json{}, json{{"q_lora_rank", nullptr}, {"rope_interleave", false}, {"rope_scaling", nullptr}},
+        json{{"rope_scaling",
+              {{"type", "yarn"}, {"factor", 4}, {"attention_factor", 2}, {"truncate", false}}}},
+        json{{"rope_scaling", {{"type", "linear"}, {"factor", 4}}}},
         json{{"model_type", "kimi_k2"}, {"n_shared_experts", nullptr}, {"attention_bias", true}}}) {
     const ModelDescription d = parsed_deepseek(more).description;
     const std::string text = model_config_text(d, DType::bf16);
@@ -176,7 +209,7 @@ TEST(DeepseekConfig, WhatIsWrittenIsReadBack) {
     EXPECT_EQ(model_config_text(again.description, DType::bf16), text);
     EXPECT_EQ(again.description.latent, d.latent);
     EXPECT_EQ(again.description.mixture, d.mixture);
-    EXPECT_EQ(again.description.rope.yarn.has_value(), d.rope.yarn.has_value());
+    EXPECT_EQ(again.description.rope, d.rope);
     EXPECT_EQ(again.description.qkv_bias, d.qkv_bias);
   }
 }

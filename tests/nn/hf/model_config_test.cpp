@@ -84,7 +84,7 @@ TEST(ModelConfig, WhatIsAbsentIsWhatTheClassTakes) {
     EXPECT_EQ(d.positions, row.positions) << row.family;
     EXPECT_EQ(d.norm_eps, row.eps) << row.family;
     EXPECT_EQ(d.rope.theta, row.theta) << row.family;
-    EXPECT_FALSE(d.rope.scaling) << row.family;
+    EXPECT_EQ(d.rope.scaling, RopeScaling{}) << row.family;
     EXPECT_EQ(d.qkv_bias, row.qkv_bias) << row.family;
     EXPECT_EQ(d.qk_norm, row.qk_norm) << row.family;
     EXPECT_FALSE(d.out_bias || d.mlp_bias || d.tied) << row.family;
@@ -158,24 +158,22 @@ TEST(ModelConfig, BothFormsOfRotarySettings) {
         json rope = scaling;
         rope[type_key] = "llama3";
         const ModelDescription d = described(with(sizes(family), {{key, rope}, {"rope_theta", 3e5}}));
-        ASSERT_TRUE(d.rope.scaling);
         EXPECT_EQ(d.rope.theta, 3e5);
-        EXPECT_EQ(d.rope.scaling->factor, 8);
-        EXPECT_EQ(d.rope.scaling->low_freq_factor, 1);
-        EXPECT_EQ(d.rope.scaling->high_freq_factor, 4);
-        EXPECT_EQ(d.rope.scaling->original_max_position_embeddings, 32);
+        EXPECT_EQ(d.rope.scaling, (RopeScaling{.type = RopeType::llama3,
+                                               .factor = 8,
+                                               .original_max_position_embeddings = 32,
+                                               .low_freq_factor = 1,
+                                               .high_freq_factor = 4}));
       }
     }
   }
   const auto rope = [&](const json& settings, const char* key = "rope_parameters") {
     return refusal(with(sizes("llama"), {{key, settings}}));
   };
-  for (const char* type : {"yarn", "linear", "dynamic", "longrope", "proportional"}) {
-    EXPECT_THAT(rope({{"rope_type", type}, {"factor", 2}}),
-                AllOf(HasSubstr("\"rope_parameters.rope_type\" is \"" + std::string(type) + "\""),
-                      HasSubstr("llama3")));
-    EXPECT_THAT(rope({{"type", type}, {"factor", 2}}, "rope_scaling"), HasSubstr("\"rope_scaling.type\""));
-  }
+  EXPECT_THAT(rope({{"rope_type", "proportional"}, {"factor", 2}}),
+              AllOf(HasSubstr("\"rope_parameters.rope_type\" is \"proportional\""),
+                    HasSubstr("default, linear, dynamic, llama3, yarn, longrope")));
+  EXPECT_THAT(rope({{"type", "su"}, {"factor", 2}}, "rope_scaling"), HasSubstr("\"rope_scaling.type\""));
   EXPECT_THAT(rope({{"partial_rotary_factor", 0.5}}),
               HasSubstr("\"rope_parameters.partial_rotary_factor\" is 0.5"));
   EXPECT_THAT(refusal(with(sizes("llama"), {{"partial_rotary_factor", 0.25}})),
@@ -192,52 +190,153 @@ TEST(ModelConfig, BothFormsOfRotarySettings) {
   EXPECT_THAT(rope({{"rope_theta", 0}}), HasSubstr("\"rope_parameters.rope_theta\" is 0"));
 }
 
-TEST(ModelConfig, WindowsAreFoundWhereTheyAre) {
-  const auto window = [](const std::string& family, const json& more) {
-    return parsed(with(sizes(family), more)).window;
+// Of every type in both forms; what is absent is what transformers takes.
+TEST(ModelConfig, ScalingsOfAllTypesAreRead) {
+  const std::pair<json, RopeScaling> cases[] = {
+      {{{"rope_type", "linear"}, {"factor", 2}}, {.type = RopeType::linear, .factor = 2}},
+      {{{"rope_type", "dynamic"}, {"factor", 3.5}}, {.type = RopeType::dynamic, .factor = 3.5}},
+      {{{"rope_type", "yarn"}, {"factor", 4}},
+       {.type = RopeType::yarn, .factor = 4, .original_max_position_embeddings = 64}},
+      {{{"rope_type", "yarn"}, {"factor", nullptr}, {"original_max_position_embeddings", 16}},
+       {.type = RopeType::yarn, .factor = 4, .original_max_position_embeddings = 16}},
+      {{{"rope_type", "yarn"},
+        {"factor", 4},
+        {"beta_fast", 8},
+        {"beta_slow", 2},
+        {"mscale", 0.5},
+        {"mscale_all_dim", 0.75},
+        {"attention_factor", 1.5},
+        {"truncate", false},
+        {"original_max_position_embeddings", 16}},
+       {.type = RopeType::yarn,
+        .factor = 4,
+        .original_max_position_embeddings = 16,
+        .beta_fast = 8,
+        .beta_slow = 2,
+        .mscale = 0.5,
+        .mscale_all_dim = 0.75,
+        .attention_factor = 1.5,
+        .truncate = false}},
+      {{{"rope_type", "longrope"},
+        {"short_factor", {1, 1.5}},
+        {"long_factor", {2, 4}},
+        {"original_max_position_embeddings", 16}},
+       {.type = RopeType::longrope,
+        .factor = 4,
+        .original_max_position_embeddings = 16,
+        .short_factor = {1, 1.5},
+        .long_factor = {2, 4}}},
+      {{{"rope_type", "longrope"},
+        {"short_factor", {1, 1}},
+        {"long_factor", {2, 4}},
+        {"factor", 8},
+        {"attention_factor", 1.25}},
+       {.type = RopeType::longrope,
+        .factor = 8,
+        .original_max_position_embeddings = 64,
+        .attention_factor = 1.25,
+        .short_factor = {1, 1},
+        .long_factor = {2, 4}}}};
+  for (const char* family : kLlamaKinds)
+    for (const auto& [rope, want] : cases)
+      for (const char* key : {"rope_parameters", "rope_scaling"}) {
+        const json c = with(sizes(family), {{"head_dim", 4}, {"max_position_embeddings", 64}, {key, rope}});
+        const ModelDescription d = described(c);
+        EXPECT_EQ(d.rope.scaling, want) << family << rope;
+        const std::string text = model_config_text(d, DType::f32);
+        EXPECT_EQ(parse_model_config(text, "written").description.rope, d.rope) << text;
+        EXPECT_EQ(json::parse(text)["rope_scaling"]["rope_type"], rope["rope_type"]);
+      }
+  // A key outside goes before the one inside, as in transformers.
+  EXPECT_EQ(described(with(sizes("llama"),
+                           {{"original_max_position_embeddings", 8},
+                            {"rope_scaling",
+                             {{"type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 16}}}}))
+                .rope.scaling.original_max_position_embeddings,
+            8);
+}
+
+TEST(ModelConfig, ScalingsThatCannotBeFollowedAreRefusedByTheirKey) {
+  const auto refused = [](const char* key, const json& settings) {
+    EXPECT_THAT(refusal(with(sizes("llama"), {{"head_dim", 4}, {"rope_parameters", settings}})),
+                HasSubstr("\"rope_parameters." + std::string(key) + "\" is "));
   };
-  EXPECT_EQ(window("mistral", json::object()), 4096) << "the class's default";
-  EXPECT_EQ(window("mistral", {{"sliding_window", nullptr}}), 0);
-  EXPECT_EQ(window("mistral", {{"sliding_window", 16}}), 16);
-  EXPECT_EQ(window("mixtral", json::object()), 0);
-  EXPECT_EQ(window("mixtral", {{"sliding_window", 16}}), 16);
-  EXPECT_EQ(window("llama", {{"sliding_window", 16}}), 0) << "its class does not know the key";
-  for (const char* family : {"qwen2", "qwen3", "qwen3_moe"}) {
-    EXPECT_EQ(window(family, {{"sliding_window", 16}}), 0);
-    EXPECT_EQ(window(family, {{"sliding_window", 16}, {"use_sliding_window", false}}), 0);
-    EXPECT_EQ(window(family, {{"sliding_window", nullptr}, {"use_sliding_window", true}}), 0);
+  for (const char* type : {"linear", "dynamic", "yarn"}) {
+    refused("factor", {{"rope_type", type}});
+    refused("factor", {{"rope_type", type}, {"factor", 0.5}});
+    refused("factor", {{"rope_type", type}, {"factor", "2"}});
   }
-  EXPECT_EQ(window("qwen3_moe", {{"sliding_window", 16}, {"use_sliding_window", true}}), 16);
+  refused("factor", {{"rope_type", "yarn"}, {"factor", nullptr}, {"original_max_position_embeddings", 4096}});
+  refused("beta_slow", {{"rope_type", "yarn"}, {"factor", 2}, {"beta_slow", 64}});
+  refused("truncate", {{"rope_type", "yarn"}, {"factor", 2}, {"truncate", 1}});
+  refused("attention_factor", {{"rope_type", "yarn"}, {"factor", 2}, {"attention_factor", -1}});
+  const json longrope = {{"rope_type", "longrope"}, {"short_factor", {1, 2}}, {"long_factor", {1, 2}}};
+  for (const json& wrong :
+       {json(), json(2), json({1}), json({1, 2, 3}), json({1, 0}), json({1, "2"}), json({1, nullptr})})
+    for (const char* key : {"short_factor", "long_factor"}) refused(key, with(longrope, {{key, wrong}}));
+}
+
+TEST(ModelConfig, WindowsAreFoundWhereTheyAre) {
+  const auto windows = [](const std::string& family, const json& more) {
+    const ModelDescription d = described(with(with(sizes(family), {{"num_hidden_layers", 3}}), more));
+    const std::string text = model_config_text(d, DType::f32);
+    const ModelDescription again = parse_model_config(text, "written").description;
+    EXPECT_EQ(std::tie(again.window, again.windowed), std::tie(d.window, d.windowed)) << text;
+    EXPECT_EQ(model_config_text(again, DType::f32), text);
+    std::vector<int64_t> all;
+    for (int64_t i = 0; i < d.layers; ++i) all.push_back(d.has_window(i) ? d.window : 0);
+    return all;
+  };
+  const auto none = ElementsAre(0, 0, 0), all = ElementsAre(16, 16, 16);
+  EXPECT_THAT(windows("mistral", json::object()), ElementsAre(4096, 4096, 4096)) << "the class's default";
+  EXPECT_THAT(windows("mistral", {{"sliding_window", nullptr}}), none);
+  EXPECT_THAT(windows("mistral", {{"sliding_window", 16}}), all);
+  EXPECT_THAT(windows("mixtral", json::object()), none);
+  EXPECT_THAT(windows("mixtral", {{"sliding_window", 16}}), all);
+  EXPECT_THAT(windows("llama", {{"sliding_window", 16}}), none) << "its class does not know the key";
+  for (const char* family : {"qwen2", "qwen3", "qwen3_moe"}) {
+    EXPECT_THAT(windows(family, {{"sliding_window", 16}}), none);
+    EXPECT_THAT(windows(family, {{"sliding_window", 16}, {"use_sliding_window", false}}), none);
+    EXPECT_THAT(windows(family, {{"sliding_window", nullptr}, {"use_sliding_window", true}}), none);
+  }
+  EXPECT_THAT(windows("qwen3_moe", {{"sliding_window", 16}, {"use_sliding_window", true}}), all);
   for (const char* family : {"qwen2", "qwen3"}) {
     const json on = {{"sliding_window", 16}, {"use_sliding_window", true}};
-    EXPECT_EQ(window(family, on), 0) << "28 blocks before the first with a window";
-    EXPECT_EQ(window(family, with(on, {{"max_window_layers", 1}})), 16);
-    EXPECT_EQ(window(family, with(on, {{"max_window_layers", 2}})), 0);
-    EXPECT_EQ(window(family, with(on, {{"layer_types", {"full_attention", "sliding_attention"}}})), 16);
-    EXPECT_EQ(window(family, with(on, {{"max_window_layers", 0},
-                                       {"layer_types", {"full_attention", "full_attention"}}})),
-              0);
+    EXPECT_THAT(windows(family, on), none) << "28 blocks before the first with a window";
+    EXPECT_THAT(windows(family, with(on, {{"max_window_layers", 1}})), ElementsAre(0, 16, 16));
+    EXPECT_THAT(windows(family, with(on, {{"max_window_layers", 3}})), none);
+    const auto types = [&](const char* a, const char* b, const char* c) {
+      return with(on, {{"max_window_layers", 0}, {"layer_types", {a, b, c}}});
+    };
+    EXPECT_THAT(windows(family, types("full_attention", "sliding_attention", "full_attention")),
+                ElementsAre(0, 16, 0));
+    EXPECT_THAT(windows(family, types("full_attention", "full_attention", "full_attention")), none);
     EXPECT_THAT(refusal(with(with(sizes(family), on), {{"layer_types", {"full_attention"}}})),
                 HasSubstr("\"layer_types\""));
     EXPECT_THAT(
         refusal(with(with(sizes(family), on), {{"layer_types", {"full_attention", "linear_attention"}}})),
         HasSubstr("linear_attention"));
-    EXPECT_THAT(refusal(with(sizes(family), {{"layer_types", {"full_attention", "sliding_attention"}}})),
-                HasSubstr("use_sliding_window"));
+    const json sliding = with(sizes(family), {{"layer_types", {"full_attention", "sliding_attention"}}});
+    EXPECT_THAT(refusal(sliding), HasSubstr("use_sliding_window"));
+    EXPECT_THAT(refusal(with(sliding, {{"use_sliding_window", true}, {"sliding_window", nullptr}})),
+                HasSubstr("need a window"));
   }
 }
 
 TEST(ModelConfig, SequencesThatTheFileDoesNotAllow) {
   const ModelConfig mistral =
       parsed(with(sizes("mistral"), {{"sliding_window", 16}, {"max_position_embeddings", 64}}));
-  require_sequence(mistral, 16);
-  EXPECT_THAT(message_of<InvalidArgument>([&] { require_sequence(mistral, 17); }),
-              AllOf(HasSubstr("'in/config.json': \"sliding_window\" is 16"), HasSubstr("17 tokens"),
-                    HasSubstr("at most 16")));
+  require_sequence(mistral, 64);
   const ModelConfig llama = parsed(with(sizes("llama"), {{"max_position_embeddings", 64}}));
   require_sequence(llama, 64);
   EXPECT_THAT(message_of<InvalidArgument>([&] { require_sequence(llama, 65); }),
-              HasSubstr("\"max_position_embeddings\" is 64"));
+              AllOf(HasSubstr("'in/config.json': \"max_position_embeddings\" is 64"), HasSubstr("65 tokens"),
+                    HasSubstr("at most 64"), Not(HasSubstr("dynamic"))));
+  const ModelConfig dynamic =
+      parsed(with(sizes("llama"),
+                  {{"max_position_embeddings", 64}, {"rope_scaling", {{"type", "dynamic"}, {"factor", 4}}}}));
+  require_sequence(dynamic, 64);
+  EXPECT_THAT(message_of<InvalidArgument>([&] { require_sequence(dynamic, 65); }), HasSubstr("\"dynamic\""));
   EXPECT_THAT(message_of<InvalidArgument>([&] { require_sequence(parsed(sizes("gpt2")), 1025); }),
               HasSubstr("\"n_positions\" is 1024"));
 }
@@ -279,7 +378,7 @@ TEST(ModelConfig, WhatIsNotComputedIsRefusedByItsKey) {
   EXPECT_THAT(
       refusal(with(sizes("llama"),
                    {{"hidden_act", "relu"}, {"vocab_size", 0}, {"rope_scaling", {{"type", "yarn"}}}})),
-      AllOf(HasSubstr("hidden_act"), HasSubstr("vocab_size"), HasSubstr("rope_scaling.type")));
+      AllOf(HasSubstr("hidden_act"), HasSubstr("vocab_size"), HasSubstr("rope_scaling.factor")));
 }
 
 TEST(ModelConfig, MissingAndWrongValues) {
@@ -393,7 +492,6 @@ TEST(ModelConfig, WhatIsWrittenIsReadBack) {
     const std::string text = model_config_text(d, DType::bf16);
     const ModelConfig again = parse_model_config(text, "written");
     EXPECT_EQ(again.dtype, DType::bf16);
-    EXPECT_EQ(again.window, 0);
     EXPECT_THAT(again.notes, IsEmpty());
     EXPECT_EQ(model_config_text(again.description, DType::bf16), text) << family;
     const ModelDescription& e = again.description;
@@ -405,14 +503,21 @@ TEST(ModelConfig, WhatIsWrittenIsReadBack) {
         std::tie(e.norm_eps, e.tied, e.qkv_bias, e.out_bias, e.mlp_bias, e.qk_norm, e.init_std, e.mixture),
         std::tie(d.norm_eps, d.tied, d.qkv_bias, d.out_bias, d.mlp_bias, d.qk_norm, d.init_std, d.mixture))
         << family;
-    EXPECT_EQ(e.rope.theta, d.rope.theta);
-    EXPECT_EQ(e.rope.scaling.has_value(), d.rope.scaling.has_value());
+    EXPECT_EQ(e.rope, d.rope);
     EXPECT_EQ(json::parse(text)["model_type"], family);
   }
   ModelDescription biased = described(sizes("mistral"));
   biased.qkv_bias = true;
   EXPECT_THAT(message_of<InvalidArgument>([&] { model_config_text(biased, DType::f32); }),
               AllOf(HasSubstr("mistral"), HasSubstr("qkv_bias")));
+  ModelDescription mixed = described(with(sizes("mistral"), {{"sliding_window", 16}}));
+  mixed.windowed[0] = false;
+  mixed.window_rope = nn::RopeDescription{.theta = 5};
+  EXPECT_THAT(
+      message_of<InvalidArgument>([&] { model_config_text(mixed, DType::f32); }),
+      AllOf(
+          HasSubstr("windows 16 positions in blocks [1] would be read back as 16 positions in blocks [0, 1]"),
+          HasSubstr("rope {")));
   EXPECT_THAT(message_of<InvalidArgument>([&] { model_config_text(described(sizes("llama")), DType::i32); }),
               HasSubstr("i32"));
 }

@@ -55,10 +55,11 @@ TEST(Olmo3Config, IsReadAsPublished) {
   EXPECT_THAT(d.windowed, ElementsAre(true, true, true, false, true)) << "every fourth block has none";
   EXPECT_EQ(d.window, 4096);
   EXPECT_TRUE(d.has_window(4) && !d.has_window(3) && d.qk_norm && !d.qkv_bias);
-  ASSERT_TRUE(d.rope.yarn && d.window_rope);
-  EXPECT_EQ(d.rope.yarn->rotation_scale(), 1.2079441541679836);
+  ASSERT_TRUE(d.window_rope);
+  EXPECT_EQ(d.rope.scaling.type, RopeType::yarn);
+  EXPECT_EQ(d.rope.scaling.rotation_scale(), 1.2079441541679836);
   EXPECT_EQ(d.window_rope->theta, 500000);
-  EXPECT_FALSE(d.window_rope->yarn) << "blocks with a window are not stretched";
+  EXPECT_EQ(d.window_rope->scaling, RopeScaling{}) << "blocks with a window are not stretched";
 }
 
 TEST(Olmo3Config, SettingsByKindOfBlockAreThoseOfTransformers5) {
@@ -95,8 +96,8 @@ TEST(Olmo3Config, WhatIsNotComputedIsRefusedByItsKey) {
   EXPECT_THAT(windows_refused(olmo3(), {{"rope_theta", 10000}}), HasSubstr("write rope_parameters by kind"));
   EXPECT_THAT(windows_refused(olmo3(), {{"rope_parameters", {{"rope_theta", 10000}}}}),
               HasSubstr("an object \"full_attention\""));
-  EXPECT_THAT(windows_refused(olmo3(), {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}),
-              HasSubstr("\"rope_scaling.type\" is \"linear\""));
+  EXPECT_THAT(windows_refused(olmo3(), {{"rope_scaling", {{"rope_type", "proportional"}, {"factor", 2}}}}),
+              HasSubstr("\"rope_scaling.rope_type\" is \"proportional\""));
   EXPECT_THAT(
       windows_refused(olmo3(), {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}}),
       HasSubstr("rope_parameters.full_attention says otherwise"));
@@ -118,7 +119,8 @@ TEST(Olmo3Config, WhatIsWrittenIsReadBack) {
     EXPECT_EQ(model_config_text(again.description, DType::bf16), text);
     EXPECT_EQ(again.description.windowed, d.windowed);
     EXPECT_EQ(again.description.window, d.window);
-    EXPECT_EQ(again.description.rope.yarn->rotation_scale(), d.rope.yarn->rotation_scale());
+    EXPECT_EQ(again.description.rope, d.rope);
+    EXPECT_EQ(again.description.window_rope, d.window_rope);
   }
 }
 
@@ -149,11 +151,32 @@ TEST(Gemma3Config, IsReadAsPublished) {
     EXPECT_EQ(d.window, 1024);
     EXPECT_EQ(d.query_scalar, 168);
     EXPECT_EQ(d.rope.theta, 1e6);
-    EXPECT_EQ(d.rope.factor, 8);
-    ASSERT_TRUE(d.window_rope);
-    EXPECT_EQ(d.window_rope->theta, 1e4);
-    EXPECT_EQ(d.window_rope->factor, 1);
+    EXPECT_EQ(d.rope.scaling, (RopeScaling{.type = RopeType::linear, .factor = 8}));
+    EXPECT_EQ(d.window_rope, nn::RopeDescription{.theta = 1e4});
     EXPECT_TRUE(d.tied && d.qk_norm && !d.qkv_bias);
+  }
+}
+
+// As transformers 5: "type" is not looked at where "rope_type" is missing in "rope_scaling". Inside of
+// "rope_parameters" both are.
+TEST(Gemma3Config, TheOldSpellingOfRopeScalingIsOfNoEffectAndNoted) {
+  for (const json& of : {gemma3(), olmo3()}) {
+    json c = of;
+    c["rope_scaling"] = {{"type", "linear"}, {"factor", 8.0}};
+    const ModelConfig config = parse_model_config(c.dump(), "in/config.json");
+    EXPECT_EQ(config.description.rope.scaling, RopeScaling{});
+    EXPECT_THAT(config.notes, ElementsAre(AllOf(HasSubstr("\"rope_scaling.type\" is \"linear\""),
+                                                HasSubstr("write \"rope_type\""))));
+    c.erase("rope_scaling");
+    for (const char* key : {"type", "rope_type"}) {
+      c["rope_parameters"] = {{"full_attention", {{key, "linear"}, {"factor", 8.0}}},
+                              {"sliding_attention", {{key, "dynamic"}, {"factor", 2.0}}}};
+      const ModelDescription d = windows_of(c);
+      EXPECT_EQ(d.rope.scaling, (RopeScaling{.type = RopeType::linear, .factor = 8}));
+      EXPECT_EQ(d.window_rope->scaling, (RopeScaling{.type = RopeType::dynamic, .factor = 2}));
+      const ModelDescription e = parse_model_config(model_config_text(d, DType::f32), "written").description;
+      EXPECT_EQ(std::tie(e.rope, e.window_rope), std::tie(d.rope, d.window_rope));
+    }
   }
 }
 
@@ -174,8 +197,8 @@ TEST(Gemma3Config, WhatIsNotComputedIsRefusedByItsKey) {
   EXPECT_THAT(windows_refused(gemma3(), {{"attn_logit_softcapping", 50.0}}), HasSubstr("soft-capping"));
   EXPECT_THAT(windows_refused(gemma3(), {{"use_bidirectional_attention", true}}), HasSubstr("causal"));
   EXPECT_THAT(windows_refused(gemma3(), {{"hidden_activation", "silu"}}), HasSubstr("gelu_pytorch_tanh"));
-  EXPECT_THAT(windows_refused(gemma3(), {{"rope_scaling", {{"factor", 8.0}, {"rope_type", "yarn"}}}}),
-              HasSubstr("\"linear\""));
+  EXPECT_THAT(windows_refused(gemma3(), {{"rope_scaling", {{"factor", 8.0}, {"rope_type", "su"}}}}),
+              HasSubstr("linear"));
   EXPECT_EQ(windows_refused(json{{"model_type", "gemma3"}, {"text_config", {{"model_type", "gemma3_text"}}}},
                             json::object())
                 .find("vocab_size"),
@@ -189,8 +212,8 @@ TEST(Gemma3Config, WhatIsWrittenIsReadBack) {
     const std::string text = model_config_text(d, DType::bf16);
     const ModelDescription e = parse_model_config(text, "written").description;
     EXPECT_EQ(model_config_text(e, DType::bf16), text);
-    EXPECT_EQ(std::tie(e.windowed, e.window, e.query_scalar, e.rope.factor, e.window_rope->theta, e.tied),
-              std::tie(d.windowed, d.window, d.query_scalar, d.rope.factor, d.window_rope->theta, d.tied));
+    EXPECT_EQ(std::tie(e.windowed, e.window, e.query_scalar, e.rope, e.window_rope, e.tied),
+              std::tie(d.windowed, d.window, d.query_scalar, d.rope, d.window_rope, d.tied));
     EXPECT_EQ(json::parse(text)["model_type"], "gemma3_text");
   }
 }
@@ -230,9 +253,10 @@ TEST(GptOssConfig, IsReadAsPublishedAndWithoutRotarySettings) {
     EXPECT_EQ(d.mixture, (nn::MixtureDescription{.experts = 32, .top_k = 4, .hidden = 2880}));
     EXPECT_TRUE(d.qkv_bias && d.out_bias && !d.tied && !d.window_rope);
     EXPECT_EQ(d.rope.theta, 150000);
-    ASSERT_TRUE(d.rope.yarn);
-    EXPECT_EQ(d.rope.yarn->factor, 32);
-    EXPECT_FALSE(d.rope.yarn->truncate);
+    EXPECT_EQ(d.rope.scaling, (RopeScaling{.type = RopeType::yarn,
+                                           .factor = 32,
+                                           .original_max_position_embeddings = 4096,
+                                           .truncate = false}));
   }
 }
 
@@ -241,7 +265,7 @@ TEST(GptOssConfig, WhatIsNotComputedIsRefusedByItsKey) {
               HasSubstr("Mxfp4Config(dequantize=True)"));
   EXPECT_THAT(windows_refused(gpt_oss(), {{"swiglu_limit", 5.0}}), HasSubstr("\"swiglu_limit\" is 5.0"));
   EXPECT_THAT(windows_refused(gpt_oss(), {{"rope_scaling", {{"rope_type", "llama3"}}}}),
-              HasSubstr("\"yarn\""));
+              HasSubstr("\"rope_scaling.factor\" is missing"));
   EXPECT_THAT(windows_refused(gpt_oss(), {{"num_experts_per_tok", 33}}), HasSubstr("32 experts"));
 }
 
@@ -255,7 +279,7 @@ TEST(GptOssConfig, WhatIsWrittenIsReadBack) {
     EXPECT_EQ(model_config_text(e, DType::bf16), text);
     EXPECT_EQ(std::tie(e.windowed, e.window, e.mixture, e.qkv_bias, e.tied),
               std::tie(d.windowed, d.window, d.mixture, d.qkv_bias, d.tied));
-    EXPECT_EQ(e.rope.yarn.has_value(), d.rope.yarn.has_value());
+    EXPECT_EQ(e.rope, d.rope);
   }
 }
 

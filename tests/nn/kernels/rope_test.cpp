@@ -1,6 +1,8 @@
 #include <sherd/nn/ops.h>
 
+#include <cmath>
 #include <complex>
+#include <functional>
 #include <numbers>
 
 #include "kernels/lab.h"
@@ -181,14 +183,55 @@ TEST(Rope, ShapesAreChecked) {
   EXPECT_THROW(ops::rope_frequencies(7), InvalidArgument);
   EXPECT_THROW(ops::rope_frequencies(0), InvalidArgument);
   EXPECT_THROW(ops::rope_frequencies(8, 0), InvalidArgument);
-  EXPECT_THROW(ops::rope_frequencies(8, 1e4, {.low_freq_factor = 4, .high_freq_factor = 4}), InvalidArgument);
-  EXPECT_THROW(ops::rope_frequencies(8, 1e4, {.factor = 0}), InvalidArgument);
+}
+
+TEST(Rope, ScalingsThatMakeNoFrequenciesAreRefused) {
+  const RopeScaling llama3{.type = RopeType::llama3, .factor = 8, .original_max_position_embeddings = 8};
+  const RopeScaling longrope{.type = RopeType::longrope,
+                             .original_max_position_embeddings = 8,
+                             .short_factor = {1, 1, 1, 1},
+                             .long_factor = {1, 2, 3, 4}};
+  const auto refused = [](RopeScaling s, const std::function<void(RopeScaling&)>& change,
+                          double theta = 1e4) {
+    EXPECT_EQ(ops::rope_problem(8, 1e4, s), "");
+    change(s);
+    EXPECT_NE(ops::rope_problem(8, theta, s), "");
+    EXPECT_THROW(ops::rope_frequencies(8, theta, s), InvalidArgument);
+  };
+  refused(llama3, [](auto& s) { s.low_freq_factor = 4; });
+  refused(llama3, [](auto& s) { s.factor = 0; });
+  refused(llama3, [](auto& s) { s.original_max_position_embeddings = 0; });
+  refused({.type = RopeType::linear, .factor = 2}, [](auto& s) { s.factor = 0; });
+  refused({.type = RopeType::dynamic, .factor = 2}, [](auto& s) { s.factor = std::nan(""); });
+  const RopeScaling yarn{.type = RopeType::yarn, .factor = 2, .original_max_position_embeddings = 8};
+  refused(yarn, [](auto& s) { s.beta_slow = 33; });
+  refused(yarn, [](auto& s) { s.factor = 0.5; });
+  refused(
+      yarn, [](auto&) {}, 1);
+  refused(longrope, [](auto& s) { s.original_max_position_embeddings = 1; });
+  refused(longrope, [](auto& s) { s.short_factor.pop_back(); });
+  refused(longrope, [](auto& s) { s.long_factor[2] = 0; });
+}
+
+TEST(Rope, LengthChoosesTheFactorsOfLongrope) {
+  const RopeScaling s{.type = RopeType::longrope,
+                      .factor = 4,
+                      .original_max_position_embeddings = 16,
+                      .short_factor = {1, 1, 2},
+                      .long_factor = {1, 4, 8}};
+  const Floats plain = ops::rope_frequencies(6);
+  EXPECT_EQ(ops::rope_frequencies(6, 1e4, s, 16), (Floats{plain[0], plain[1], plain[2] / 2}));
+  EXPECT_EQ(ops::rope_frequencies(6, 1e4, s, 17), (Floats{plain[0], plain[1] / 4, plain[2] / 8}));
+  EXPECT_NEAR(s.rotation_scale(), std::sqrt(1.5), 1e-15);  // 1 + ln 4 / ln 16
+  EXPECT_EQ(s.score_scale(), 1);
 }
 
 TEST(Rope, FrequenciesAreScaledByWavelength) {
   const int64_t length = 8192;
   const Floats plain = ops::rope_frequencies(128, 500000),
-               scaled = ops::rope_frequencies(128, 500000, {.original_max_position_embeddings = length});
+               scaled = ops::rope_frequencies(
+                   128, 500000,
+                   {.type = RopeType::llama3, .factor = 8, .original_max_position_embeddings = length});
   ASSERT_EQ(plain.size(), 64u);
   EXPECT_EQ(plain[0], 1);
   int stay = 0, between = 0, eighth = 0;

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "programs/runs/outcome.h"
 
@@ -259,18 +262,50 @@ TEST(ModelMultiToken, IsRefusedForFoldersWithoutAHead) {
   EXPECT_THAT(adapters.err, HasSubstr("--mtp-weight 0.3: adapters leave the head as it is"));
 }
 
-// A window is what a query sees: text is made as by a model that knows no more positions.
-TEST(ModelFolders, TextStaysInsideTheSlidingWindow) {
-  const auto text = [](const nlohmann::json& settings) {
+// With a cache, over the window's end and over longrope's original length: the last token follows from the text before it
+// as from a prompt, without keys of another length.
+TEST(ModelFolders, TextGoesOverTheSlidingWindowAndLongropesOriginalLength) {
+  const auto longrope = nlohmann::json{{"rope_type", "longrope"},
+                                       {"short_factor", {1, 1, 1, 1, 1}},
+                                       {"long_factor", {1, 2, 4, 8, 16}},
+                                       {"original_max_position_embeddings", 16},
+                                       {"attention_factor", 1.0}};
+  const auto text = [](const nlohmann::json& settings, const std::string& prompt, int count) {
     const Finished run =
         run_train_gpt({"--model", copy_of("mistral", settings, true).string(), "--sample-only", "--sample",
-                       "40", "--temperature", "0", "--prompt-tokens", "5,6,7", "--quiet"});
+                       std::to_string(count), "--temperature", "0", "--prompt-tokens", prompt, "--quiet"});
     EXPECT_EQ(run.exit_code, 0) << run.err;
-    return run.out;
+    std::vector<std::string> words;
+    std::istringstream in(run.out);
+    for (std::string word; in >> word;) words.push_back(word);
+    EXPECT_GE(words.size(), static_cast<size_t>(count)) << run.out;
+    words.erase(words.begin(), words.end() - count);
+    return words;
   };
-  const std::string windowed = text({{"sliding_window", 8}});
-  EXPECT_EQ(windowed, text({{"max_position_embeddings", 8}}));
-  EXPECT_NE(windowed, text({{"sliding_window", nullptr}}));
+  const auto plain = text(nlohmann::json::object(), "5,6,7", 30);
+  for (const nlohmann::json& settings : {nlohmann::json{{"sliding_window", 8}},
+                                         nlohmann::json{{"sliding_window", 8}, {"rope_scaling", longrope}},
+                                         nlohmann::json{{"rope_scaling", longrope}}}) {
+    const auto words = text(settings, "5,6,7", 30);
+    EXPECT_NE(words, plain) << settings;
+    for (const size_t before : {12, 13, 14, 29}) {
+      std::string prompt = "5,6,7";
+      for (size_t i = 0; i < before; ++i) prompt += "," + words[i];
+      EXPECT_EQ(text(settings, prompt, 1).back(), words[before]) << settings << before;
+    }
+  }
+}
+
+TEST(ModelFolders, SequencesMayBeLongerThanTheWindowAndNotThanThePositions) {
+  const auto run = [](const nlohmann::json& settings, const char* seq) {
+    return run_train_gpt(model("mistral") + Flags{"--model", copy_of("mistral", settings, true).string(),
+                                                  "--seq", seq, "--steps", "1", "--quiet"});
+  };
+  EXPECT_EQ(run({{"sliding_window", 8}}, "16").exit_code, 0);
+  const Finished beyond =
+      run({{"max_position_embeddings", 8}, {"rope_scaling", {{"type", "dynamic"}, {"factor", 4}}}}, "16");
+  EXPECT_EQ(beyond.exit_code, 2);
+  EXPECT_THAT(beyond.err, AllOf(HasSubstr("max_position_embeddings"), HasSubstr("\"dynamic\"")));
 }
 
 TEST(ModelFolders, AModelFromScratchGoesOutAsANewFolder) {
