@@ -375,7 +375,9 @@ TEST(ModelAdapters, ARunBeginsWithThoseOfAnother) {
     const Finished got = run_train_gpt(evaluated + Flags{"--model", in} + own + begin + ranks);
     ASSERT_EQ(got.exit_code, 0) << got.err;
     EXPECT_EQ(got.err, "");
-    if (ranks.empty()) EXPECT_EQ(got.out, want.out);
+    if (ranks.empty()) {
+      EXPECT_EQ(got.out, want.out);
+    }
     EXPECT_NE(got.out, base.out) << "the adapters change the loss";
     // All weights are those of the checkpoint, bit for bit, and go out as they came in.
     const fs::path out = fresh("out");
