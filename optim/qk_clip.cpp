@@ -197,15 +197,16 @@ void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::
   };
   const int last = ranks->size() - 1;
   // The heads used by the last rank end the list of all key heads. Every rank computes from the same gathered
-  // values, so all of them accept or refuse.
+  // values, so all of them accept or refuse. A dry device has this rank's values alone: it takes the largest size.
   const int64_t first = of(0, 0), heads = int64_t{a.heads} * ranks->size(),
-                kv_heads = (of(last, 0) - first) / a.head_dim + of(last, a.keys.size());
+                kv_heads =
+                    device.dry() ? heads : (of(last, 0) - first) / a.head_dim + of(last, a.keys.size());
   const int64_t group = kv_heads < 1 ? 0 : heads / kv_heads;
   bool fits = tensor_ranks_ == nullptr || tensor_ranks_ == ranks;
   fits = fits && group > 0 && heads % kv_heads == 0;
   // Grouped-query attention: query head q uses key head q / group. Each rank's first row and head count must
   // agree with that.
-  for (int rank = 0; fits && rank <= last; ++rank) {
+  for (int rank = 0; fits && !device.dry() && rank <= last; ++rank) {
     const int64_t begin = rank * int64_t{a.heads} / group,
                   end = ((rank + 1) * int64_t{a.heads} - 1) / group + 1;
     fits = of(rank, a.keys.size()) == end - begin;

@@ -73,6 +73,10 @@ struct Case {
 constexpr const char* kLlama = R"({"model_type": "llama", "vocab_size": 128, "hidden_size": 64,
   "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
   "max_position_embeddings": 64})";
+/// Two tensor-parallel ranks share its key heads unevenly.
+constexpr const char* kQwen2 = R"({"model_type": "qwen2", "vocab_size": 128, "hidden_size": 96,
+  "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3,
+  "max_position_embeddings": 64})";
 constexpr const char* kOlmo2 = R"({"model_type": "olmo2", "vocab_size": 128, "hidden_size": 64,
   "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
   "max_position_embeddings": 64})";
@@ -209,6 +213,8 @@ std::vector<Case> cases() {
       {"llama_tp_2_sequence_parallel_4",
        with_model({"--ranks", "4", "--tp", "2", "--sequence-parallel", "true", "--optimizer", "muon"}), false,
        kLlama},
+      {"qwen2_tp_2_clip_4",
+       with_model({"--ranks", "4", "--tp", "2", "--optimizer", "muon", "--qk-clip", "1"}), false, kQwen2},
       {"olmo2_tp_2_muon_4", with_model({"--ranks", "4", "--tp", "2", "--optimizer", "muon"}), false, kOlmo2},
       {"olmo2_tp_4_bf16_recompute_4",
        with_model({"--ranks", "4", "--tp", "4", "--precision", "bf16", "--recompute", "blocks"}), false,
