@@ -13,7 +13,7 @@ if [ "$(cat $target/packages 2>/dev/null)" = "${packages[*]}" ]; then
   exit 0
 fi
 mkdir -p build
-[ -x $venv/bin/python ] || python3 -m venv $venv || {
+[ -x $venv/bin/python ] || PATH=/usr/bin:$PATH python3 -m venv $venv || {
   echo "install_cuda_extras: python3 cannot make a virtual environment; install python3-venv" >&2
   exit 1
 }

@@ -17,9 +17,10 @@ if [ "${1:-}" = --python ]; then
 fi
 version=${1:-}
 
+# The system's Python first: tests run as a user that may not execute one in somebody's home.
 make_venv() {
   mkdir -p build
-  [ -x $venv/bin/python ] || python3 -m venv $venv || {
+  [ -x $venv/bin/python ] || PATH=/usr/bin:$PATH python3 -m venv $venv || {
     echo "install_torch: python3 cannot make a virtual environment; install python3-venv" >&2
     exit 1
   }
