@@ -366,8 +366,9 @@ TEST(ModelAdapters, ARunBeginsWithThoseOfAnother) {
                                        Flags{"--steps", "2", "--ranks", "2", "--save", saved.string(),
                                              "--export-adapter", ad.string(), "--quiet"});
   ASSERT_EQ(first.exit_code, 0) << first.err;
-  const Flags evaluated = {"--eval-only", "--tokens", token_file(), "--token-format",
-                           "u16",         "--seq",    "16",         "--quiet"};
+  // A resume inherits --batch, and with it the order of sums.
+  const Flags evaluated = {"--eval-only", "--tokens", token_file(), "--token-format", "u16", "--seq",
+                           "16",          "--batch",  "8",          "--quiet"};
   const Finished want = run_train_gpt(evaluated + Flags{"--resume", saved.string()});
   const Finished base = run_train_gpt(evaluated + Flags{"--model", in});
   ASSERT_EQ(want.exit_code, 0) << want.err;
