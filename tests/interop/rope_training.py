@@ -117,7 +117,7 @@ def make_folder(folder, config):
         for name, parameter in model.named_parameters():
             # Scores that differ much from key to key: a wrong angle shows in the loss.
             sharp = name.endswith(("q_proj.weight", "k_proj.weight", "q_b_proj.weight", "kv_b_proj.weight", "kv_a_proj_with_mqa.weight"))
-            parameter.normal_(0, 0.1 if parameter.ndim == 1 else 0.5 if sharp else 0.25)
+            parameter.normal_(0, 0.1 if parameter.ndim == 1 else 0.4 if sharp else 0.2)
             if "norm" in name and config["model_type"] != "gemma3_text":
                 parameter.add_(1)
         for name, buffer in model.named_buffers():
