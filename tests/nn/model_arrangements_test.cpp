@@ -96,6 +96,7 @@ TEST(Arrangements, FrozenParametersLeaveTheOthersTheirGradients) {
   for (const char* family : {"gpt2", "qwen3_moe", "deepseek_v3", "olmo2", "gemma3_text", "gpt_oss"})
     for (const bool adapters : {false, true}) {
       const ModelDescription m = described(family);
+      if (adapters && m.family == nn::ModelFamily::gpt2) continue;  // which has none
       Arrangement a{.name = family,
                     .ranks = 4,
                     .tp = 2,

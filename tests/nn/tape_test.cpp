@@ -119,10 +119,11 @@ TEST_F(TapeTest, GradientsOfAnotherShapeAreRefused) {
 TEST_F(TapeTest, AValueOfOtherThanOneElementNeedsItsGradient) {
   const Var x = tape.leaf(tensor({1, 2}));
   const Var y = x * x, none = tape.leaf(tensor({}));
-  for (const auto& [value, shape] : {std::pair(y, "value [2] without"), {none, "value [0] without"}}) {
-    EXPECT_THAT(message_of<InvalidArgument>([&] { tape.backward(value); }),
-                AllOf(HasSubstr(shape), HasSubstr("nn::sum()"), HasSubstr("backward(value, gradient)")));
-    EXPECT_THAT(message_of<InvalidArgument>([&] { nn::backward(value); }), HasSubstr(shape));
+  for (const Var& value : {y, none}) {
+    const auto names_it = AllOf(HasSubstr("value " + to_string(value.value().shape()) + " without"),
+                                HasSubstr("nn::sum()"), HasSubstr("backward(value, gradient)"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { tape.backward(value); }), names_it);
+    EXPECT_THAT(message_of<InvalidArgument>([&] { nn::backward(value); }), names_it);
   }
   tape.backward(y, tensor({10, 100}));
   EXPECT_THAT(read(tape.gradient(x)), ElementsAre(20, 400));

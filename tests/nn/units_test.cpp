@@ -189,7 +189,8 @@ TEST(TapeUnits, FrozenParametersHaveNoGradientAndLeaveTheOthersTheirs) {
   };
   const auto all_blocks = [](TapeNet& net) {
     std::vector<Parameter> all;
-    for (auto& b : net.blocks) all.insert(all.end(), b->own_parameters().begin(), b->own_parameters().end());
+    for (auto& b : net.blocks)
+      for (const Parameter& p : b->own_parameters()) all.push_back(p);
     return all;
   };
   const std::vector<Case> cases = {
