@@ -17,7 +17,7 @@ if [ "${1:-}" = --python ]; then
 fi
 version=${1:-}
 
-# The system's Python first: tests run as a user that may not execute one in somebody's home.
+# The system's Python first: tests run as a user who may not execute one in another user's home.
 make_venv() {
   mkdir -p build
   [ -x $venv/bin/python ] || PATH=/usr/bin:$PATH python3 -m venv $venv || {
