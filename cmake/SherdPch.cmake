@@ -3,9 +3,9 @@
 # tests. Sources with options of their own (CPU kernels, the emulated CUDA kernels) go without.
 #
 # They hide a missing #include. test_headers compiles every header alone, and a build with -DSHERD_PCH=OFF every source.
-# ccache needs settings of its own for them (CONTRIBUTING.md), and sherd inside another project follows that project's flags.
+# ccache needs settings of its own for them (CONTRIBUTING.md), and packages and other projects compile the library alone.
 set(default OFF)
-if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+if(PROJECT_IS_TOP_LEVEL AND SHERD_TESTS AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(default ON)
 endif()
 option(SHERD_PCH "Precompile the headers that most sources include" ${default})

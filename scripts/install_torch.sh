@@ -6,7 +6,7 @@
 #             of build/venv where it exists: about 6 GB
 #
 # The wheel of PyPI is built for CUDA; of what it depends on, libtorch_cpu.so needs two libraries alone. Does nothing when
-# a torch is there that is new enough.
+# a torch is there that is new enough. The file build/venv/has_torch tells scripts/test.sh that the installation is complete.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=build/venv
@@ -28,7 +28,8 @@ make_venv() {
 pip=("$venv/bin/pip" install --quiet --disable-pip-version-check --retries 2)
 if [ -n "$python" ]; then
   make_venv
-  "${pip[@]}" "torch${version:+==$version}" transformers tokenizers safetensors jinja2 numpy
+  "${pip[@]}" "torch${version:+==}${version:->=2.11}" transformers==5.24.* tokenizers safetensors jinja2 numpy
+  touch $venv/has_torch
   exit 0
 fi
 
@@ -42,6 +43,7 @@ number = [int(x) for x in have.split(".")[:2]]
 sys.exit(0 if (have == sys.argv[1] if sys.argv[1] else number >= [2, 11]) else 1)
 END
 then
+  touch $venv/has_torch
   exit 0
 fi
 make_venv
@@ -59,4 +61,5 @@ for wanted in importlib.metadata.requires("torch") or []:
 END
 )
 [ ${#parts[@]} -eq 0 ] || "${pip[@]}" "${parts[@]}"
+touch $venv/has_torch
 echo "torch is in $venv: scripts/test.sh builds with it; elsewhere configure with -DSHERD_TORCH=ON"

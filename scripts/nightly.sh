@@ -51,7 +51,11 @@ stage "tsan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" TARGETS=runti
   scripts/test.sh tsan -L '^(kernels|comm|dtensor|fsdp|nn|optim|checkpoint)$'
 stage "release, everything" env SHERD_NIGHTLY=1 \
   CONFIGURE="-DSHERD_PCH=OFF -DSHERD_UNITY=OFF -DSHERD_TEST_HEADERS=ON -DCMAKE_CUDA_ARCHITECTURES=80;90;100;120" scripts/test.sh
-unity() { cmake --preset release -B build/unity -DSHERD_PCH=OFF -DSHERD_CUDA=OFF >/dev/null && cmake --build build/unity; }
+unity() {
+  local torch=OFF
+  [ ! -e build/venv/has_torch ] || torch=ON
+  cmake --preset release -B build/unity -DSHERD_PCH=OFF -DSHERD_CUDA=OFF -DSHERD_TORCH=$torch >/dev/null && cmake --build build/unity
+}
 stage "unity" unity
 stage "kills" env SHERD_KILLS="${SHERD_KILLS:-1000}" build/release/bin/test_program --gtest_filter='KillRun.*'
 stage "preemptions" scripts/preempt.sh "${SHERD_PREEMPTIONS:-50}"

@@ -1,9 +1,6 @@
 #!/bin/sh
 # run.sh SCRIPT ARGUMENTS...: runs it with the Python that SHERD_PYTHON names, that of build/venv, or python3; exit code 77,
 # which ctest takes for "skipped", where that Python lacks what the scripts need.
-venv=$(cd "$(dirname "$0")/../.." && pwd)/build/venv/bin/python
-[ -x "$venv" ] || venv=python3
-python=${SHERD_PYTHON:-$venv}
 needs='from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.tensor import distribute_tensor'
@@ -14,9 +11,10 @@ case $1 in
 from transformers import Qwen3MoeConfig' ;;
   */tokenize_test.py) needs='import tokenizers' ;;
 esac
-if ! reason=$("$python" -c "$needs" 2>&1); then
-  echo "skipped: $python cannot import what this needs of PyTorch, safetensors, transformers and tokenizers: $(echo "$reason" | tail -n 1)"
-  echo "run scripts/install_torch.sh --python, or set SHERD_PYTHON to a Python with torch, safetensors, transformers, tokenizers and jinja2"
-  exit 77
-fi
-exec "$python" "$@"
+venv=$(cd "$(dirname "$0")/../.." && pwd)/build/venv/bin/python
+for python in "${SHERD_PYTHON:-$venv}" "${SHERD_PYTHON:-python3}"; do
+  reason=$("$python" -c "$needs" 2>&1) && exec "$python" "$@"
+done
+echo "skipped: $python cannot import what this needs of PyTorch, safetensors, transformers and tokenizers: $(echo "$reason" | tail -n 1)"
+echo "run scripts/install_torch.sh --python, or set SHERD_PYTHON to a Python with torch, safetensors, transformers, tokenizers and jinja2"
+exit 77

@@ -165,7 +165,7 @@ Var Decoder::hidden(const Var& tokens, float balance_scale, const Documents& doc
     first = cache->length();
     cache->truncate(first);  // a forward that an exception ended has left rows in some layers
   }
-  if (tokens.value().dim() != 2 || first + tokens.size(1) > context_.model.positions)
+  if (tokens.value().dim() != 2 || tokens.size(0) < 1 || first + tokens.size(1) > context_.model.positions)
     throw ShapeMismatch(
         fmt::format("causal model: tokens are {} behind {} kept positions, must be [batch, rows] of at "
                     "most {} positions",
