@@ -122,7 +122,7 @@ class Walk {
   /// reuse.
   Tensor finish() {
     if (&stream_ != &stream_.device().compute() && !used_.empty())
-      stream_.submit(kName, [kept = std::move(used_)](ExecutionContext& context) {
+      stream_.submit({kName, WorkKind::copy}, [kept = std::move(used_)](ExecutionContext& context) {
         context.keep(std::make_shared<decltype(kept)>(kept));
       });
     return local_;

@@ -60,17 +60,17 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
   // Queued, not awaited: ranks that differ throw at their next require_gradients().
   compare_served(runtime, all.served);
   // The lambda keeps the tensors and the statistics alive until the device has written them.
-  stream.submit(
-      "gradient norm", [total, host_largest, stats, kind = options.norm](ExecutionContext& context) {
-        context.after([total, host_largest, stats, kind] {
-          const std::span<const int64_t> words(total.data<int64_t>(), ExactSum::kWords);
-          stats->norm = norm_of(kind, words, host_largest.defined() ? *host_largest.data<float>() : 0);
-          stats->zeros = words[ExactSum::kZeros];
-          // Those of ignored parameters, and of copies on other ranks, are in no sum.
-          stats->non_finite =
-              words[ExactSum::kNonFinite] != 0 ? words[ExactSum::kNonFinite] : words[ExactSum::kElsewhere];
-        });
-      });
+  stream.submit({"gradient norm", WorkKind::optimizer}, [total, host_largest, stats,
+                                                         kind = options.norm](ExecutionContext& context) {
+    context.after([total, host_largest, stats, kind] {
+      const std::span<const int64_t> words(total.data<int64_t>(), ExactSum::kWords);
+      stats->norm = norm_of(kind, words, host_largest.defined() ? *host_largest.data<float>() : 0);
+      stats->zeros = words[ExactSum::kZeros];
+      // Those of ignored parameters, and of copies on other ranks, are in no sum.
+      stats->non_finite =
+          words[ExactSum::kNonFinite] != 0 ? words[ExactSum::kNonFinite] : words[ExactSum::kElsewhere];
+    });
+  });
   // The sums are equal on all ranks, so all of them throw or none.
   if (options.error_if_nonfinite) {
     stream.synchronize();

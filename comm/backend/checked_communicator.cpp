@@ -10,6 +10,26 @@
 
 namespace sherd::comm {
 
+WorkKind work_kind_of(Verb verb) {
+  switch (verb) {
+    case Verb::all_gather:
+    case Verb::all_gather_v:
+    case Verb::broadcast:
+    case Verb::gather_v:
+    case Verb::scatter_v:
+      return WorkKind::gather;
+    case Verb::reduce_scatter:
+    case Verb::all_reduce:
+      return WorkKind::reduce;
+    case Verb::all_to_all_v:
+    case Verb::send:
+    case Verb::recv:
+    case Verb::barrier:
+      return WorkKind::exchange;
+  }
+  return WorkKind::exchange;
+}
+
 CheckedCommunicator::CheckedCommunicator(std::shared_ptr<GroupLabel> label, int rank,
                                          std::shared_ptr<Device> device,
                                          std::shared_ptr<CommCounters> counters)

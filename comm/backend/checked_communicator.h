@@ -25,6 +25,7 @@ enum class Verb {
   recv,
   barrier
 };
+WorkKind work_kind_of(Verb verb);
 
 /// Base of a backend's communicator: the backend queues calls whose arguments were checked on this rank.
 class CheckedCommunicator : public Communicator {

@@ -46,11 +46,12 @@ class DryCommunicator final : public comm::CheckedCommunicator {
  private:
   // Records the call with its payload. counts() holds sums over all communicators with these counters, so the
   // difference to the last call is this call's.
-  void queue(Stream& stream, Verb, Call call, int) override {
+  void queue(Stream& stream, Verb verb, Call call, int) override {
     CommCount& recorded = world_->recorded[call.op];
     const CommCount now = counts()[call.op];
-    world_->device->exchange(stream, {call.op, std::string(call.purpose.text()),
-                                      now.bytes - std::exchange(recorded.bytes, now.bytes), ranks_});
+    world_->device->exchange(stream, comm::work_kind_of(verb),
+                             {call.op, std::string(call.purpose.text()),
+                              now.bytes - std::exchange(recorded.bytes, now.bytes), ranks_});
   }
 
   comm::AbortDomain& domain() override { return world_->domain; }

@@ -24,8 +24,7 @@ class QueuedCalls {
   /// Queues a call of the rank on the stream. A call that a failed stream drops stays counted: its rank is about to
   /// report the failure.
   template <class Work>
-  static void submit(std::shared_ptr<QueuedCalls> calls, int rank, Stream& stream, const char* op,
-                     Work work) {
+  static void submit(std::shared_ptr<QueuedCalls> calls, int rank, Stream& stream, Operation op, Work work) {
     const auto token = std::make_shared<Token>(std::move(calls), rank);
     try {
       stream.submit(op, [token, work = std::move(work)](ExecutionContext& context) {

@@ -13,14 +13,14 @@
 namespace sherd {
 
 void UpdateCount::begin(Stream& stream) {
-  stream.submit("update begins", [counts = counts_](ExecutionContext& context) {
+  stream.submit({"update begins", WorkKind::update}, [counts = counts_](ExecutionContext& context) {
     // After the operations before it have completed on the device: the host may be many operations ahead.
     context.after([counts] { ++counts->begun; });
   });
 }
 
 void UpdateCount::end(Stream& stream) {
-  stream.submit("update ends", [counts = counts_](ExecutionContext& context) {
+  stream.submit({"update ends", WorkKind::optimizer}, [counts = counts_](ExecutionContext& context) {
     context.after([counts] { counts->ended = counts->begun.load(); });
   });
 }

@@ -46,7 +46,7 @@ void copy(Stream& s, const Tensor& dst, const Tensor& src) {
   check.dtype("dst", dst, src.dtype()).count("dst", dst, src.numel()).done();
   if (dst.raw() == src.raw()) return;
   s.device().count_copy(src.nbytes());
-  queue(s, "copy", kernels<CopyKernels>(s).copy, dst.raw(), src.raw(), src.nbytes());
+  queue(s, {"copy", WorkKind::copy}, kernels<CopyKernels>(s).copy, dst.raw(), src.raw(), src.nbytes());
 }
 
 void copy_from_host(Stream& s, const Tensor& dst, const void* src, int64_t bytes) {
@@ -56,7 +56,7 @@ void copy_from_host(Stream& s, const Tensor& dst, const void* src, int64_t bytes
       .done();
   const auto host = host_block(s.device(), bytes);
   if (bytes > 0) std::memcpy(host.get(), src, static_cast<size_t>(bytes));
-  s.submit("copy_from_host",
+  s.submit({"copy_from_host", WorkKind::copy},
            [f = kernels<CopyKernels>(s).copy, to = dst.raw(), host, bytes](ExecutionContext& c) {
              f(c, to, host.get(), bytes);
              c.keep(host);
@@ -65,7 +65,7 @@ void copy_from_host(Stream& s, const Tensor& dst, const void* src, int64_t bytes
 
 void copy_to_host(Stream& s, void* dst, const Tensor& src) {
   Check("copy_to_host").that(src.defined(), "src is undefined").done();
-  queue(s, "copy_to_host", kernels<CopyKernels>(s).copy, dst, src.raw(), src.nbytes());
+  queue(s, {"copy_to_host", WorkKind::copy}, kernels<CopyKernels>(s).copy, dst, src.raw(), src.nbytes());
   s.synchronize();
 }
 
@@ -100,7 +100,7 @@ void strided_copy(Stream& s, const Tensor& dst, int64_t dst_stride, const Tensor
   if (blocks <= 0 || run <= 0) return;
   const int64_t e = size_of(src.dtype());
   s.device().count_copy(blocks * run * e);
-  queue(s, "strided_copy", kernels<CopyKernels>(s).strided_copy,
+  queue(s, {"strided_copy", WorkKind::copy}, kernels<CopyKernels>(s).strided_copy,
         StridedCopyArgs{static_cast<char*>(dst.raw()), static_cast<const char*>(src.raw()), dst_stride * e,
                         src_stride * e, blocks, run * e});
 }

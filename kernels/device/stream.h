@@ -9,6 +9,7 @@
 #include <string>
 
 #include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/operation.h>
 
 namespace sherd {
 
@@ -153,9 +154,9 @@ struct StreamFailure {
 class Stream {
  public:
   virtual ~Stream() = default;
-  /// Queues `work`; `what` is a static string that names it in traces and messages. Operations must not queue
-  /// on other streams: a worker would wait for room that others need it for.
-  virtual void submit(const char* what, std::function<void(ExecutionContext&)> work) = 0;
+  /// Queues `work`; `what` names it in traces and messages, and its kind sorts it there. Operations must not queue on
+  /// other streams: a worker would wait for room that others need it for.
+  virtual void submit(Operation what, std::function<void(ExecutionContext&)> work) = 0;
   /// For dry devices (Device::dry()): announces the work of the operation that is submitted next, and that each
   /// operation from now on stands for so many of its size.
   virtual void expect(const Work&) {}

@@ -32,13 +32,12 @@ std::vector<TraceRecord> Trace::records() {
   return all;
 }
 
-void Trace::Lane::add(const char* what, double begin, double end) {
+void Trace::Lane::add(Operation what, double begin, double end) {
   std::lock_guard lock(mutex_);
-  done_.push_back({device_, stream_, what, begin, end});
+  done_.push_back({device_, stream_, what.name, begin, end, what.kind});
 }
 
-void Trace::Lane::add(const char* what, std::shared_ptr<NativeStamp> begin,
-                      std::shared_ptr<NativeStamp> end) {
+void Trace::Lane::add(Operation what, std::shared_ptr<NativeStamp> begin, std::shared_ptr<NativeStamp> end) {
   std::lock_guard lock(mutex_);
   pending_.push_back({what, std::move(begin), std::move(end)});
   if (pending_.size() >= kPending) read_times(false);
@@ -47,7 +46,8 @@ void Trace::Lane::add(const char* what, std::shared_ptr<NativeStamp> begin,
 void Trace::Lane::read_times(bool wait) {
   for (; !pending_.empty() && (wait || pending_.front().end->done()); pending_.pop_front()) {
     const Pending& p = pending_.front();
-    done_.push_back({device_, stream_, p.what, p.begin->microseconds(), p.end->microseconds()});
+    done_.push_back(
+        {device_, stream_, p.what.name, p.begin->microseconds(), p.end->microseconds(), p.what.kind});
   }
 }
 

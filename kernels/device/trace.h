@@ -17,6 +17,7 @@ namespace sherd {
 struct TraceRecord {
   std::string device, stream, what;
   double begin = 0, end = 0;
+  WorkKind kind = WorkKind::compute;
 };
 
 /// Records of the operations of all streams of a device (Device::set_trace). Waits for events are not
@@ -48,14 +49,14 @@ class Trace {
   class Lane {
    public:
     Lane(std::string device, std::string stream) : device_(std::move(device)), stream_(std::move(stream)) {}
-    void add(const char* what, double begin, double end);
+    void add(Operation what, double begin, double end);
     /// Times that the device will know. Known ones are read now and then, so that few stamps exist.
-    void add(const char* what, std::shared_ptr<NativeStamp> begin, std::shared_ptr<NativeStamp> end);
+    void add(Operation what, std::shared_ptr<NativeStamp> begin, std::shared_ptr<NativeStamp> end);
 
    private:
     friend class Trace;
     struct Pending {
-      const char* what;
+      Operation what;
       std::shared_ptr<NativeStamp> begin, end;
     };
     static constexpr size_t kPending = 128;

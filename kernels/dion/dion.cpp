@@ -46,18 +46,20 @@ void dion_choose(Stream& s, const Tensor& slots, const Tensor& norms, const Tens
   check.shape("slots", slots, {batch, rows}).shape("norms", norms, {batch, rows}).done();
   require(rows == 0 || (kept >= 1 && kept <= rows),
           fmt::format("dion_choose: {} rows cannot be chosen of {}", kept, rows));
-  queue(s, "dion_norms", kernels<DionKernels>(s).norms,
+  queue(s, {"dion_norms", WorkKind::optimizer}, kernels<DionKernels>(s).norms,
         DionNormsArgs{batch * rows, cols, in.data<float>(), norms.data<double>()});
-  queue(s, "dion_choose", kernels<DionKernels>(s).choose,
+  queue(s, {"dion_choose", WorkKind::optimizer}, kernels<DionKernels>(s).choose,
         DionChooseArgs{batch, rows, kept, norms.data<double>(), slots.data<int32_t>()});
 }
 
 void dion_take(Stream& s, const Tensor& chosen, const Tensor& all, const Tensor& slots) {
-  queue(s, "dion_take", kernels<DionKernels>(s).take, checked_rows("dion_take", all, chosen, slots));
+  queue(s, {"dion_take", WorkKind::optimizer}, kernels<DionKernels>(s).take,
+        checked_rows("dion_take", all, chosen, slots));
 }
 
 void dion_put(Stream& s, const Tensor& all, const Tensor& chosen, const Tensor& slots) {
-  queue(s, "dion_put", kernels<DionKernels>(s).put, checked_rows("dion_put", all, chosen, slots));
+  queue(s, {"dion_put", WorkKind::optimizer}, kernels<DionKernels>(s).put,
+        checked_rows("dion_put", all, chosen, slots));
 }
 
 void dion_keep(Stream& s, std::span<const DionSegment> segments, const Tensor& results, float factor,
@@ -74,7 +76,7 @@ void dion_keep(Stream& s, std::span<const DionSegment> segments, const Tensor& r
                            d.at, results.numel()));
   }
   check.done();
-  queue(s, "dion_keep", kernels<DionKernels>(s).keep,
+  queue(s, {"dion_keep", WorkKind::optimizer}, kernels<DionKernels>(s).keep,
         DionKeepArgs{{segments.begin(), segments.end()}, ref(results), factor, pointer<int64_t>(skip)});
 }
 

@@ -10,12 +10,12 @@ using namespace door;
 
 void fill(Stream& s, const Tensor& dst, double value) {
   Check("fill").that(dst.defined(), "dst is undefined").done();
-  queue(s, "fill", kernels<ElementwiseKernels>(s).fill, ref(dst), dst.numel(), value);
+  queue(s, {"fill", WorkKind::copy}, kernels<ElementwiseKernels>(s).fill, ref(dst), dst.numel(), value);
 }
 
 void cast(Stream& s, const Tensor& dst, const Tensor& src) {
   Check("cast").dtype("dst", dst, kFloats).dtype("src", src, kFloats).count("dst", dst, src.numel()).done();
-  queue(s, "cast", kernels<ElementwiseKernels>(s).cast, ref(dst), ref(src), src.numel());
+  queue(s, {"cast", WorkKind::copy}, kernels<ElementwiseKernels>(s).cast, ref(dst), ref(src), src.numel());
 }
 
 void scale(Stream& s, const Tensor& x, float factor) {
@@ -30,8 +30,8 @@ void scale_by(Stream& s, std::span<const ScaleSegment> segments, const Tensor& f
   for (size_t i = 0; i < segments.size(); ++i)
     check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
   check.done();
-  queue(s, "scale_by", kernels<ElementwiseKernels>(s).scale_by, {segments.begin(), segments.end()},
-        factor.data<float>());
+  queue(s, {"scale_by", WorkKind::optimizer}, kernels<ElementwiseKernels>(s).scale_by,
+        {segments.begin(), segments.end()}, factor.data<float>());
 }
 
 void scale_by(Stream& s, const Tensor& x, const Tensor& factor) {
@@ -47,7 +47,7 @@ void clamp(Stream& s, std::span<const ScaleSegment> segments, double limit) {
   for (size_t i = 0; i < segments.size(); ++i)
     check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
   check.done();
-  queue(s, "clamp", kernels<ElementwiseKernels>(s).clamp, {segments.begin(), segments.end()},
+  queue(s, {"clamp", WorkKind::optimizer}, kernels<ElementwiseKernels>(s).clamp, {segments.begin(), segments.end()},
         static_cast<float>(limit));
 }
 

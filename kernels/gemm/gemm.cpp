@@ -70,7 +70,7 @@ void queue_product(Stream& s, const char* what, const GemmArgs& g) {
                                                                                 place(g.b),
                                                                                 place(g.c),
                                                                                 place(g.residual)}));
-  queue(s, what, gemm, g);
+  queue(s, {what, WorkKind::product}, gemm, g);
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegm
   check.done();
   require(mu >= 0 && mu <= 1, fmt::format("muon_momentum: mu {} must lie in [0, 1]", mu));
   require(std::isfinite(l2), fmt::format("muon_momentum: l2 {} must be finite", l2));
-  queue(s, "muon_momentum", kernels<MuonKernels>(s).muon_momentum,
+  queue(s, {"muon_momentum", WorkKind::optimizer}, kernels<MuonKernels>(s).muon_momentum,
         MuonMomentumArgs{
             {segments.begin(), segments.end()}, ref(packed), mu, nesterov, l2, pointer<int64_t>(skip)});
 }
@@ -82,7 +82,7 @@ void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tenso
       check.that(false, fmt::format("segment {}: weight is null", i));
   }
   check.done();
-  queue(s, "muon_update", kernels<MuonKernels>(s).muon_update,
+  queue(s, {"muon_update", WorkKind::optimizer}, kernels<MuonKernels>(s).muon_update,
         MuonUpdateArgs{{segments.begin(), segments.end()}, ref(packed), pointer<int64_t>(skip)});
 }
 
@@ -98,7 +98,7 @@ void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<co
   check.done();
   require_distinct("copy_segments", to, from);
   s.device().count_copy(total * size_of(from.dtype()));
-  queue(s, "copy_segments", kernels<MuonKernels>(s).copy_segments,
+  queue(s, {"copy_segments", WorkKind::optimizer}, kernels<MuonKernels>(s).copy_segments,
         CopySegmentsArgs{{segments.begin(), segments.end()}, ref(to), ref(from)});
 }
 
@@ -111,7 +111,7 @@ void check_finite(Stream& s, std::span<const CheckedSegment> segments, MatrixSta
     check.that(segments[i].count <= 0 || (segments[i].values && segments[i].status),
                fmt::format("segment {}: values or status is null", i));
   check.done();
-  queue(s, "check_finite", kernels<MuonKernels>(s).check_finite,
+  queue(s, {"check_finite", WorkKind::optimizer}, kernels<MuonKernels>(s).check_finite,
         CheckFiniteArgs{{segments.begin(), segments.end()}, found, clears, pointer<int64_t>(skip)});
 }
 

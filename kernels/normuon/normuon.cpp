@@ -33,7 +33,7 @@ void row_records(Stream& s, const Tensor& records, std::span<const RowSegment> s
   check.dtype("records", records, DType::i64).done();
   check_rows(check, segments, records.numel() / RowRecord::kWords);
   check.done();
-  queue(s, "row_records", kernels<NorMuonKernels>(s).row_records,
+  queue(s, {"row_records", WorkKind::optimizer}, kernels<NorMuonKernels>(s).row_records,
         RowRecordsArgs{{segments.begin(), segments.end()}, records.data<int64_t>()});
 }
 
@@ -55,7 +55,7 @@ void row_scales(Stream& s, const Tensor& scales, const Tensor& moments, const Te
   check.done();
   require(beta2 >= 0 && beta2 < 1, fmt::format("row_scales: beta2 {} must lie in [0, 1)", beta2));
   require(eps > 0 && std::isfinite(eps), fmt::format("row_scales: eps {} must be finite and positive", eps));
-  queue(s, "row_scales", kernels<NorMuonKernels>(s).row_scales,
+  queue(s, {"row_scales", WorkKind::optimizer}, kernels<NorMuonKernels>(s).row_scales,
         RowScalesArgs{{matrices.begin(), matrices.end()},
                       records.data<int64_t>(),
                       scales.data<float>(),
@@ -72,7 +72,7 @@ void scale_rows(Stream& s, std::span<const RowSegment> segments, const Tensor& s
   check_rows(check, segments, scales.numel());
   check_skip(check, skip);
   check.done();
-  queue(s, "scale_rows", kernels<NorMuonKernels>(s).scale_rows,
+  queue(s, {"scale_rows", WorkKind::optimizer}, kernels<NorMuonKernels>(s).scale_rows,
         ScaleRowsArgs{{segments.begin(), segments.end()},
                       scales.data<float>(),
                       moments.data<float>(),

@@ -67,7 +67,7 @@ void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const T
                         copy.defined() ? copy.raw() : nullptr, w.numel(), step.weight_decay});
   if (copy.defined()) a.copy_dtype = copy.dtype();
   a.bias = adamw_bias(step.lr, step.beta1, step.beta2, step.step);
-  queue(s, "adamw", kernels<OptimizerKernels>(s).adamw, a);
+  queue(s, {"adamw", WorkKind::optimizer}, kernels<OptimizerKernels>(s).adamw, a);
 }
 
 void adamw_count(Stream& s, const Tensor& steps, const Tensor& biases, const AdamWRates& rates,
@@ -78,7 +78,7 @@ void adamw_count(Stream& s, const Tensor& steps, const Tensor& biases, const Ada
   check_skip(check, skip);
   check.done();
   check_rates(rates.lr, rates.beta1, rates.beta2, rates.eps);
-  queue(s, "adamw_count", kernels<OptimizerKernels>(s).adamw_count,
+  queue(s, {"adamw_count", WorkKind::optimizer}, kernels<OptimizerKernels>(s).adamw_count,
         AdamWCountArgs{.count = steps.numel(),
                        .steps = steps.data<float>(),
                        .biases = static_cast<AdamWBias*>(biases.raw()),
@@ -108,7 +108,7 @@ void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& 
   }
   check.done();
   check_rates(rates.lr, rates.beta1, rates.beta2, rates.eps);
-  queue(s, "adamw", kernels<OptimizerKernels>(s).adamw,
+  queue(s, {"adamw", WorkKind::optimizer}, kernels<OptimizerKernels>(s).adamw,
         AdamWArgs{.segments = {segments.begin(), segments.end()},
                   .lr = rates.lr,
                   .beta1 = rates.beta1,

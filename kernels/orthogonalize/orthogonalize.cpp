@@ -115,7 +115,7 @@ void orthogonalize(Stream& s, const Tensor& out, const Tensor& in, const Tensor&
   a.in = in.data<float>();
   a.out = out.data<float>();
   a.status = status.data<int32_t>();
-  queue(s, "orthogonalize", kernels<OrthogonalizeKernels>(s).orthogonalize, a);
+  queue(s, {"orthogonalize", WorkKind::orthogonalize}, kernels<OrthogonalizeKernels>(s).orthogonalize, a);
 }
 
 void gram_product(Stream& s, const Tensor& gram, const Tensor& x, bool contract_rows) {
@@ -127,7 +127,7 @@ void gram_product(Stream& s, const Tensor& gram, const Tensor& x, bool contract_
       .shape("gram", gram, shape_of(x, n, n))
       .done();
   require_distinct("gram_product", gram, x);
-  queue(s, "gram_product", kernels<OrthogonalizeKernels>(s).gram_product,
+  queue(s, {"gram_product", WorkKind::orthogonalize}, kernels<OrthogonalizeKernels>(s).gram_product,
         GramProductArgs{batch, rows, cols, contract_rows, x.data<float>(), gram.data<float>()});
 }
 
@@ -155,7 +155,7 @@ void gram_iterate(Stream& s, const Tensor& q, const Tensor& gram, const Tensor& 
   a.q = q.data<float>();
   a.gram = gram.data<float>();
   a.status = first == 0 ? status.data<int32_t>() : nullptr;
-  queue(s, "gram_iterate", kernels<OrthogonalizeKernels>(s).gram_iterate, a);
+  queue(s, {"gram_iterate", WorkKind::orthogonalize}, kernels<OrthogonalizeKernels>(s).gram_iterate, a);
 }
 
 void gram_apply(Stream& s, const Tensor& out, const Tensor& x, const Tensor& q, bool contract_rows) {
@@ -166,7 +166,7 @@ void gram_apply(Stream& s, const Tensor& out, const Tensor& x, const Tensor& q, 
   check.shape("q", q, shape_of(x, n, n)).shape("out", out, x.shape()).done();
   require_distinct("gram_apply", out, x);
   require_distinct("gram_apply", out, q);
-  queue(s, "gram_apply", kernels<OrthogonalizeKernels>(s).gram_apply,
+  queue(s, {"gram_apply", WorkKind::orthogonalize}, kernels<OrthogonalizeKernels>(s).gram_apply,
         GramApplyArgs{batch, rows, cols, contract_rows, x.data<float>(), q.data<float>(), out.data<float>()});
 }
 

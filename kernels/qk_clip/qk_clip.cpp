@@ -21,7 +21,7 @@ void qk_clip_factors(Stream& s, const Tensor& query, const Tensor& key, const Te
   check.that(tau > 0, fmt::format("tau {} must be positive", tau));
   check_skip(check, skip);
   check.done();
-  queue(s, "qk_clip_factors", kernels<QkClipKernels>(s).qk_clip_factors,
+  queue(s, {"qk_clip_factors", WorkKind::optimizer}, kernels<QkClipKernels>(s).qk_clip_factors,
         QkClipArgs{maxima.data<float>(), query.numel(), key.numel(), static_cast<float>(tau),
                    query.data<float>(), key.data<float>(), pointer<int64_t>(skip)});
 }
@@ -33,7 +33,8 @@ void scale_heads(Stream& s, std::span<const HeadScaleSegment> segments) {
     check.that(segments[i].count <= 0 || (segments[i].x && segments[i].factor),
                fmt::format("segment {}: x or factor is null", i));
   check.done();
-  queue(s, "scale_heads", kernels<QkClipKernels>(s).scale_heads, {segments.begin(), segments.end()});
+  queue(s, {"scale_heads", WorkKind::optimizer}, kernels<QkClipKernels>(s).scale_heads,
+        {segments.begin(), segments.end()});
 }
 
 }  // namespace sherd::ops

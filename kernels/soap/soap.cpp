@@ -68,7 +68,7 @@ void soap_step(Stream& s, const Tensor& out, const Tensor& in, const Tensor& sta
           fmt::format("soap_step: eps {} must be finite and greater than 0", c.eps));
   // A matrix's second step loads kernels that its first does not use. Only the device knows a matrix's step, so all issue in order.
   const InOrder in_order(s.device(), s.device().kind() == DeviceKind::cuda);
-  queue(s, "soap_step", kernels<SoapKernels>(s).soap_step,
+  queue(s, {"soap_step", WorkKind::optimizer}, kernels<SoapKernels>(s).soap_step,
         SoapArgs{in.size(1),
                  in.size(2),
                  in.data<float>(),

@@ -33,7 +33,7 @@ void check_pieces(Check& check, std::span<const SquaresSegment> segments) {
 void accumulate_squares(Stream& s, std::span<const SquaresSegment> segments) {
   Check check("accumulate_squares");
   check_pieces(check, segments);
-  queue(s, "accumulate_squares", kernels<SquaresKernels>(s).accumulate_squares,
+  queue(s, {"accumulate_squares", WorkKind::optimizer}, kernels<SquaresKernels>(s).accumulate_squares,
         {segments.begin(), segments.end()});
 }
 
@@ -48,7 +48,7 @@ void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x) {
 void accumulate_magnitudes(Stream& s, std::span<const SquaresSegment> segments) {
   Check check("accumulate_magnitudes");
   check_pieces(check, segments);
-  queue(s, "accumulate_magnitudes", kernels<SquaresKernels>(s).accumulate_magnitudes,
+  queue(s, {"accumulate_magnitudes", WorkKind::optimizer}, kernels<SquaresKernels>(s).accumulate_magnitudes,
         {segments.begin(), segments.end()});
 }
 
@@ -56,15 +56,15 @@ void largest_magnitude(Stream& s, const Tensor& largest, std::span<const Squares
   Check check("largest_magnitude");
   check.dtype("largest", largest, DType::f32).count("largest", largest, 1);
   check_pieces(check, segments);
-  queue(s, "largest_magnitude", kernels<SquaresKernels>(s).largest_magnitude, largest.data<float>(),
-        {segments.begin(), segments.end()});
+  queue(s, {"largest_magnitude", WorkKind::optimizer}, kernels<SquaresKernels>(s).largest_magnitude,
+        largest.data<float>(), {segments.begin(), segments.end()});
 }
 
 void add_words(Stream& s, const Tensor& dst, const Tensor& src) {
   Check check("add_words");
   check.dtype("dst", dst, DType::i64).dtype("src", src, DType::i64).count("src", src, dst.numel()).done();
-  queue(s, "add_words", kernels<SquaresKernels>(s).add_words, dst.data<int64_t>(), src.data<int64_t>(),
-        dst.numel());
+  queue(s, {"add_words", WorkKind::optimizer}, kernels<SquaresKernels>(s).add_words, dst.data<int64_t>(),
+        src.data<int64_t>(), dst.numel());
 }
 
 void clip_factor(Stream& s, const Tensor& factor, const Tensor& total, std::span<const Tensor> accumulators,
@@ -84,7 +84,7 @@ void clip_factor(Stream& s, const Tensor& factor, const Tensor& total, std::span
   a.total = total.data<int64_t>();
   a.skip = pointer<int64_t>(skip);
   a.largest = pointer<float>(largest);
-  queue(s, "clip_factor", kernels<SquaresKernels>(s).clip_factor, a);
+  queue(s, {"clip_factor", WorkKind::optimizer}, kernels<SquaresKernels>(s).clip_factor, a);
 }
 
 }  // namespace sherd::ops

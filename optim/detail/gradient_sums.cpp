@@ -230,15 +230,15 @@ void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served) {
   for (int64_t i = 0; i < count; ++i)
     ops::add_words(device.compute(), host.flat(i * SameValue::kWords, (i + 1) * SameValue::kWords),
                    served[static_cast<size_t>(i)]);
-  device.compute().submit(
-      "what was served", [host, apart = runtime.ranks_apart()](ExecutionContext& context) {
-        context.after([host, apart] {
-          const std::span<const int64_t> all(host.data<int64_t>(), static_cast<size_t>(host.numel()));
-          for (size_t at = 0; at < all.size(); at += SameValue::kWords)
-            // Runs when the device has reached it; the host reads the flag at its next step.
-            if (!SameValue::all_equal(all.subspan(at, SameValue::kWords))) *apart = true;
-        });
-      });
+  device.compute().submit({"what was served", WorkKind::optimizer}, [host, apart = runtime.ranks_apart()](
+                                                                        ExecutionContext& context) {
+    context.after([host, apart] {
+      const std::span<const int64_t> all(host.data<int64_t>(), static_cast<size_t>(host.numel()));
+      for (size_t at = 0; at < all.size(); at += SameValue::kWords)
+        // Runs when the device has reached it; the host reads the flag at its next step.
+        if (!SameValue::all_equal(all.subspan(at, SameValue::kWords))) *apart = true;
+    });
+  });
 }
 
 namespace {

@@ -1,16 +1,9 @@
 #include <sherd/train/plan/dry_rank.h>
 
 #include <algorithm>
-#include <string_view>
 
 namespace sherd {
 namespace {
-
-/// Operations of Newton-Schulz, by their names in traces.
-bool orthogonalizes(const DryEntry& e) {
-  const std::string_view what = e.what;
-  return what == "orthogonalize" || what.starts_with("gram_");
-}
 
 bool on_one_host(const std::vector<int>& ranks, int ranks_per_host) {
   const int host = ranks.front() / ranks_per_host;
@@ -53,7 +46,8 @@ RankForecast DryRank::forecast(int ranks_per_host) const {
   f.record = device_->record();
   f.collectives = collectives_of(f.record, ranks_per_host);
   for (const DryEntry& e : f.record.entries)
-    if (orthogonalizes(e)) f.newton_schulz_flops += static_cast<double>(e.work.times) * e.work.flops;
+    if (e.what.kind == WorkKind::orthogonalize)
+      f.newton_schulz_flops += static_cast<double>(e.work.times) * e.work.flops;
   return f;
 }
 

@@ -18,7 +18,7 @@ int ranks_on_a_host(const std::vector<int>& ranks, int ranks_per_host) {
 
 bool computes_in_16_bits(const DryRecord& record) {
   return std::ranges::any_of(record.entries, [](const DryEntry& e) {
-    return std::string_view(e.what).starts_with("gemm") && size_of(e.work.dtype) == 2;
+    return e.what.kind == WorkKind::product && size_of(e.work.dtype) == 2;
   });
 }
 
@@ -64,11 +64,12 @@ class Player {
 
   void operate(const DryEntry& e) {
     const bool computes = e.stream == 0;  // the stream that a device makes first
-    if (computes && std::string_view(e.what) == "update begins") update_ = at(e);
-    const double begin = std::max(at(e), host_), seconds = seconds_of(e.work, hardware_) * factor_of(e.what);
+    if (computes && e.what.kind == WorkKind::update) update_ = at(e);
+    const double begin = std::max(at(e), host_),
+                 seconds = seconds_of(e.work, hardware_) * factor_of(e.what.name);
     at(e) = begin + seconds;
     if (computes && update_ < 0) busy_ += seconds;
-    note(e, e.what, begin);
+    note(e, e.what.name, begin);
   }
 
   void exchange(const DryEntry& e, const DryExchange& x) {
@@ -88,8 +89,8 @@ class Player {
 
   void note(const DryEntry& e, const std::string& what, double begin) {
     if (records_ != nullptr)
-      records_->push_back(
-          {"planned", record_.streams[static_cast<size_t>(e.stream)], what, begin * 1e6, at(e) * 1e6});
+      records_->push_back({"planned", record_.streams[static_cast<size_t>(e.stream)], what, begin * 1e6,
+                           at(e) * 1e6, e.what.kind});
   }
 
   const DryRecord& record_;

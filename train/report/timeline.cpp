@@ -1,7 +1,6 @@
 #include <sherd/train/report/timeline.h>
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <map>
 #include <set>
@@ -14,39 +13,6 @@
 
 namespace sherd {
 namespace {
-
-struct Prefix {
-  std::string_view text;
-  WorkKind kind;
-};
-// The first that fits counts; what fits none is compute.
-constexpr std::array kPrefixes = {Prefix{"all_gather", WorkKind::gather},
-                                  Prefix{"broadcast", WorkKind::gather},
-                                  Prefix{"gather_v", WorkKind::gather},
-                                  Prefix{"scatter_v", WorkKind::gather},
-                                  Prefix{"reduce", WorkKind::reduce},
-                                  Prefix{"all_reduce", WorkKind::reduce},
-                                  Prefix{"all_to_all", WorkKind::exchange},
-                                  Prefix{"send", WorkKind::exchange},
-                                  Prefix{"recv", WorkKind::exchange},
-                                  Prefix{"barrier", WorkKind::exchange},
-                                  Prefix{"adamw", WorkKind::optimizer},
-                                  Prefix{"muon", WorkKind::optimizer},
-                                  Prefix{"orthogonalize", WorkKind::optimizer},
-                                  Prefix{"gram_", WorkKind::optimizer},
-                                  Prefix{"accumulate_squares", WorkKind::optimizer},
-                                  Prefix{"add_words", WorkKind::optimizer},
-                                  Prefix{"clip_factor", WorkKind::optimizer},
-                                  Prefix{"gradient norm", WorkKind::optimizer},
-                                  Prefix{"scale_by", WorkKind::optimizer},
-                                  Prefix{"copy_segments", WorkKind::optimizer},
-                                  Prefix{"check_finite", WorkKind::optimizer},
-                                  Prefix{"dion_", WorkKind::optimizer},
-                                  Prefix{"copy", WorkKind::copy},
-                                  Prefix{"strided_copy", WorkKind::copy},
-                                  Prefix{"cast", WorkKind::copy},
-                                  Prefix{"fill", WorkKind::copy},
-                                  Prefix{"redistribute", WorkKind::copy}};
 
 constexpr std::string_view kComputing = "compute";
 constexpr std::string_view kFirstStreams[] = {kComputing, "gather", "reduce"};
@@ -95,14 +61,10 @@ double common(const Spans& a, const Spans& b) {
 }  // namespace
 
 const char* name_of(WorkKind kind) {
-  constexpr EnumTable<WorkKind, 6> kNames{"compute", "gather", "reduce", "exchange", "optimizer", "copy"};
+  constexpr EnumTable<WorkKind, 12> kNames{"compute",       "product", "attention", "attention",
+                                           "gather",        "reduce",  "exchange",  "optimizer",
+                                           "orthogonalize", "copy",    "step",      "update"};
   return kNames.name(kind);
-}
-
-WorkKind kind_of(std::string_view what) {
-  for (const Prefix& p : kPrefixes)
-    if (what.starts_with(p.text)) return p.kind;
-  return WorkKind::compute;
 }
 
 std::vector<Lane> lanes_of(const Timeline& timeline) {
@@ -132,7 +94,7 @@ Overlap overlap_of(const Timeline& timeline) {
     auto& [collectives, compute] = ranks[r.device];
     if (r.stream == kComputing) {
       compute.emplace_back(r.begin, r.end);
-    } else if (is_collective(kind_of(r.what))) {
+    } else if (is_collective(r.kind)) {
       collectives.emplace_back(r.begin, r.end);
     }
   }
@@ -150,14 +112,22 @@ std::vector<StepPart> parts_of(const Timeline& timeline) {
   enum Part { products, attention, others, optimizer, copies, collectives, waiting };
   std::vector<StepPart> parts = {{"products"}, {"attention"},   {"other kernels"}, {"optimizer"},
                                  {"copies"},   {"collectives"}, {"waiting"}};
-  const auto part_of = [](std::string_view what) {
-    if (what.starts_with("gemm")) return products;
-    if (what.find("attention") != what.npos) return attention;
-    const WorkKind kind = kind_of(what);
-    return kind == WorkKind::optimizer ? optimizer
-           : kind == WorkKind::copy    ? copies
-           : is_collective(kind)       ? collectives
-                                       : others;
+  const auto part_of = [](WorkKind kind) {
+    switch (kind) {
+      case WorkKind::product:
+        return products;
+      case WorkKind::attention:
+      case WorkKind::attention_backward:
+        return attention;
+      case WorkKind::optimizer:
+      case WorkKind::orthogonalize:
+      case WorkKind::update:
+        return optimizer;
+      case WorkKind::copy:
+        return copies;
+      default:
+        return is_collective(kind) ? collectives : others;
+    }
   };
   const double begin = timeline.marks.front().at;
   double end = begin;
@@ -166,7 +136,7 @@ std::vector<StepPart> parts_of(const Timeline& timeline) {
     if (r.stream != kComputing || r.begin < begin) continue;
     ranks.insert(r.device);
     end = std::max(end, r.end);
-    parts[part_of(r.what)].ms += (r.end - r.begin) * 1e-3;
+    parts[part_of(r.kind)].ms += (r.end - r.begin) * 1e-3;
   }
   const auto lanes = static_cast<double>(std::max<size_t>(1, ranks.size()));
   const auto steps = static_cast<double>(timeline.marks.size());
@@ -215,7 +185,7 @@ std::string chrome_trace(const Timeline& timeline) {
     metadata("thread_sort_index", pid, tid, {{"sort_index", tid}});
     for (const TraceRecord& r : lane.records)
       events.push_back({{"name", r.what},
-                        {"cat", name_of(kind_of(r.what))},
+                        {"cat", name_of(r.kind)},
                         {"ph", "X"},
                         {"ts", after(r.begin)},
                         {"dur", after(r.end) - after(r.begin)},

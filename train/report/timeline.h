@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <sherd/kernels/device/trace.h>
@@ -23,12 +22,8 @@ struct Timeline {
   int64_t left_out = 0;  // operations that are not among the records
 };
 
-enum class WorkKind { compute, gather, reduce, exchange, optimizer, copy };
-inline constexpr WorkKind kWorkKinds[] = {WorkKind::compute,  WorkKind::gather,    WorkKind::reduce,
-                                          WorkKind::exchange, WorkKind::optimizer, WorkKind::copy};
+/// Name of a kind in traces and pictures; equal for both of attention.
 const char* name_of(WorkKind kind);
-/// Returns the kind of an operation by the name under which it was submitted.
-WorkKind kind_of(std::string_view what);
 
 /// One stream of one rank.
 struct Lane {

@@ -19,7 +19,12 @@ constexpr double kLane = 22, kBar = 16, kGroupGap = 12;
 constexpr double kLetter = 6.2;  // width of one in a label
 
 // In the order of WorkKind.
-constexpr EnumTable<WorkKind, 6> kColors{"#4477aa", "#ccbb44", "#ee6677", "#aa3377", "#228833", "#888888"};
+constexpr EnumTable<WorkKind, 12> kColors{"#7799cc", "#4477aa", "#66ccee", "#66ccee", "#ccbb44", "#ee6677",
+                                          "#aa3377", "#228833", "#115522", "#888888", "#888888", "#228833"};
+// Kinds of the legend; the others are empty, or have the colour of one of these.
+constexpr WorkKind kLegend[] = {WorkKind::product, WorkKind::attention, WorkKind::compute,
+                                WorkKind::gather,  WorkKind::reduce,    WorkKind::exchange,
+                                WorkKind::copy,    WorkKind::optimizer, WorkKind::orthogonalize};
 
 std::string escaped(const std::string& text) {
   std::string out;
@@ -117,7 +122,7 @@ std::vector<Bar> bars_of(const Lane& lane, const Axis& axis) {
   Pixel pixel;
   for (const auto& r : lane.records) {
     const double begin = axis.x(r.begin);
-    const Bar bar{begin, std::max(axis.x(r.end), begin + 0.3), kind_of(r.what), &r.what};
+    const Bar bar{begin, std::max(axis.x(r.end), begin + 0.3), r.kind, &r.what};
     if (!pixel.holds(bar) || bar.width() >= 1) append(pixel.take());
     if (bar.width() >= 1) {
       append(bar);
@@ -192,7 +197,7 @@ std::string draw_marks(const Timeline& t, const Axis& axis, double bottom) {
 std::string draw_legend() {
   std::string svg;
   double x = kLeft;
-  for (const WorkKind kind : kWorkKinds) {
+  for (const WorkKind kind : kLegend) {
     svg += fmt::format("<rect x=\"{:.0f}\" y=\"62\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x,
                        kColors.name(kind));
     svg += text_at(x + 20, 74, "start", name_of(kind));

@@ -16,8 +16,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The name of the empty work with which a step begins: where the device's clock says it did.
-constexpr const char* kStep = "step";
+/// Empty operation with which a step begins: where the device's clock says it did.
+constexpr Operation kStep{"step", WorkKind::step};
 /// Processes of one host share a clock; clocks of different hosts are further apart than this.
 constexpr double kOneClock = 50e3;  // microseconds
 
@@ -54,7 +54,7 @@ std::vector<std::string> gather_texts(RankContext& rank, const std::string& text
 std::string text_of(Trace& trace, double now) {
   Json records = Json::array();
   for (const TraceRecord& r : trace.records())
-    records.push_back({r.device, r.stream, r.what, r.begin, r.end});
+    records.push_back({r.device, r.stream, r.what, r.begin, r.end, r.kind});
   return Json{{"now", now}, {"left_out", trace.left_out()}, {"records", records}}.dump();
 }
 
@@ -68,8 +68,9 @@ Timeline join(const std::vector<std::string>& texts, int64_t first) {
     if (rank == 0) now = here;
     const double shift = std::abs(now - here) > kOneClock ? now - here : 0;
     for (const Json& r : json["records"]) {
-      const TraceRecord record{r[0], r[1], r[2], r[3].get<double>() + shift, r[4].get<double>() + shift};
-      if (record.what != kStep) {
+      const TraceRecord record{
+          r[0], r[1], r[2], r[3].get<double>() + shift, r[4].get<double>() + shift, r[5].get<WorkKind>()};
+      if (record.kind != WorkKind::step) {
         t.records.push_back(record);
       } else if (rank == 0) {
         t.marks.push_back({fmt::format("step {}", first++), record.begin});

@@ -81,7 +81,7 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
 
  private:
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
-    const char* const op = call.op;
+    const Operation op{call.op, comm::work_kind_of(verb)};
     // The operation owns the group: the communicator may be destroyed while calls are queued. The call's text
     // and tensors move along.
     comm::QueuedCalls::submit(LocalGroup::queued(group_), world_rank(), stream, op,

@@ -48,7 +48,7 @@ class MpiCommunicator final : public comm::CheckedCommunicator {
 
  private:
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
-    const char* const op = call.op;
+    const Operation op{call.op, comm::work_kind_of(verb)};
     comm::QueuedCalls::submit(
         Session::queued(session_), world_rank(), stream, op,
         // The operation owns the member, which may outlive the communicator.

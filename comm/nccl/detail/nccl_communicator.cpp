@@ -148,7 +148,8 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
 
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     // Queued before it is submitted: announce_departure() never misses it.
-    stream.submit(call.op, Queued{group_, group_->handle.queued(), recorder(), verb, call, peer});
+    stream.submit({call.op, comm::work_kind_of(verb)},
+                  Queued{group_, group_->handle.queued(), recorder(), verb, call, peer});
   }
 
   std::shared_ptr<Communicator> divide(int color, int key, milliseconds timeout,

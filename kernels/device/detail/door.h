@@ -166,7 +166,7 @@ Work work_of_call(const Device& device, const A&... args) {
 /// Queues a kernel; its arguments are copied and hold no tensor alive. A family whose operations take most of a step
 /// says by work_of(device, arguments), beside its argument struct, what a dry device counts.
 template <class... A>
-void queue(Stream& s, const char* what, void (*kernel)(ExecutionContext&, A...),
+void queue(Stream& s, Operation what, void (*kernel)(ExecutionContext&, A...),
            const std::type_identity_t<std::remove_cvref_t<A>>&... args) {
   if (s.device().dry()) s.expect(work_of_call(s.device(), args...));
   s.submit(what, [kernel, args...](ExecutionContext& c) { kernel(c, args...); });

@@ -201,7 +201,7 @@ void QueueStream::run_here(Item item, Lock& lock) {
   queue_.empty() ? idle_.notify_all() : more_.notify_one();
 }
 
-void QueueStream::submit(const char* what, std::function<void(ExecutionContext&)> work) {
+void QueueStream::submit(Operation what, std::function<void(ExecutionContext&)> work) {
   const Trace* trace = device_.trace();
   push({what, std::move(work), nullptr, trace && trace->enabled()});
 }
@@ -350,7 +350,7 @@ std::shared_ptr<NativeEvent> QueueStream::run_item(const Item& item) {
     return here;
   }
   if (failure_) return nullptr;
-  if (native_) native_->push_range(item.what);
+  if (native_) native_->push_range(item.what.name);
   attempt([&] {
     if (native_) native_->poll();
     work(item);

@@ -20,7 +20,7 @@ class QueueStream final : public Stream {
   /// Runs what is queued, waits for the device, then joins. Hands an unreported failure on to the device.
   ~QueueStream() override;
 
-  void submit(const char* what, std::function<void(ExecutionContext&)> work) override;
+  void submit(Operation what, std::function<void(ExecutionContext&)> work) override;
   Event record() override;
   void wait(const Event& event) override;
   void synchronize() override;
@@ -34,7 +34,7 @@ class QueueStream final : public Stream {
 
  private:
   struct Item {
-    const char* what = "";
+    Operation what;
     std::function<void(ExecutionContext&)> work;
     std::shared_ptr<struct QueueEventState> event;  // set for records, which complete even after a failure
     bool traced = false;

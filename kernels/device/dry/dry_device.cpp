@@ -52,7 +52,7 @@ class DryStream final : public Stream {
   DryStream(Recorder& device, std::string name);
   ~DryStream() override;
 
-  void submit(const char* what, std::function<void(ExecutionContext&)>) override;
+  void submit(Operation what, std::function<void(ExecutionContext&)>) override;
   void expect(const Work& work) override { expected_ = work; }
   void repeat(int64_t times) override { times_ = times; }
   Event record() override;
@@ -99,11 +99,11 @@ class Recorder final : public DryDevice {
     record_.exchanges.clear();
     first_event_ = events_ + 1;
   }
-  void exchange(const Stream& stream, DryExchange exchange) override {
+  void exchange(const Stream& stream, WorkKind kind, DryExchange exchange) override {
     record_.exchanges.push_back(std::move(exchange));
     add({.kind = DryEntry::Kind::exchange,
          .stream = dynamic_cast<const DryStream&>(stream).index(),
-         .what = "collective",
+         .what = {"collective", kind},
          .number = static_cast<int64_t>(record_.exchanges.size()) - 1});
   }
 
@@ -136,7 +136,7 @@ DryStream::~DryStream() { device_.streams().remove(*this); }
 
 Device& DryStream::device() const { return device_; }
 
-void DryStream::submit(const char* what, std::function<void(ExecutionContext&)>) {
+void DryStream::submit(Operation what, std::function<void(ExecutionContext&)>) {
   Work work = std::exchange(expected_, {});
   work.times = times_;
   (void)scratch_.get(work.scratch);

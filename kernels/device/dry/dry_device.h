@@ -27,7 +27,7 @@ struct DryEntry {
   enum class Kind : uint8_t { operation, exchange, record, wait, synchronize };
   Kind kind = Kind::operation;
   int stream = 0;  // index in DryRecord::streams
-  const char* what = "";
+  Operation what = {};
   Work work = {};
   /// Number of the event that is recorded or waited for (0: one of before the record was cleared); index in
   /// exchanges.
@@ -60,7 +60,7 @@ class DryDevice : public Device {
   virtual const DryRecord& record() const = 0;
   virtual void clear() = 0;
   /// Adds a collective to the record, for communicators.
-  virtual void exchange(const Stream& stream, DryExchange exchange) = 0;
+  virtual void exchange(const Stream& stream, WorkKind kind, DryExchange exchange) = 0;
 };
 
 /// @throws InvalidArgument for threads < 1.

@@ -61,7 +61,7 @@ AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse,
 }
 
 /// The first call of a shape may build a plan (cuDNN's), which loads kernels: InOrder.
-void queue_attention(Stream& s, const char* what, void (*kernel)(ExecutionContext&, const AttentionArgs&),
+void queue_attention(Stream& s, Operation what, void (*kernel)(ExecutionContext&, const AttentionArgs&),
                      const AttentionArgs& a) {
   Device& device = s.device();
   const auto place = [](const void* p) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(p) % 16); };
@@ -87,7 +87,8 @@ void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Te
   check.done();
   a.max_logits = pointer<float>(max_logits);
   a.lengths = pointer<int32_t>(lengths);
-  queue_attention(s, "attention_forward", kernels<AttentionKernels>(s).attention_forward, a);
+  queue_attention(s, {"attention_forward", WorkKind::attention},
+                  kernels<AttentionKernels>(s).attention_forward, a);
 }
 
 void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out,
@@ -99,7 +100,8 @@ void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const
   check.shape("dout", dout, out.shape()).shape("dqkv", dqkv, qkv.shape()).done();
   a.dout = ref(dout);
   a.dqkv = ref(dqkv);
-  queue_attention(s, "attention_backward", kernels<AttentionKernels>(s).attention_backward, a);
+  queue_attention(s, {"attention_backward", WorkKind::attention_backward},
+                  kernels<AttentionKernels>(s).attention_backward, a);
 }
 
 }  // namespace sherd::ops

@@ -48,7 +48,7 @@ void cached_attention(Stream& s, const Tensor& out, const Tensor& q, const Tenso
                               .k = ref(k),
                               .v = ref(v),
                               .out = ref(out)};
-  queue(s, "cached_attention", kernels<AttentionKernels>(s).cached_attention, a);
+  queue(s, {"cached_attention", WorkKind::attention}, kernels<AttentionKernels>(s).cached_attention, a);
 }
 
 }  // namespace sherd::ops

@@ -37,14 +37,14 @@ class Ring {
 
  private:
   void take(const DryEntry& e) {
-    const std::string_view what = e.what;
-    const bool attention = e.kind == DryEntry::Kind::operation && what.starts_with("attention_");
-    if (!attention) return out_.entries.push_back(e);
+    const bool backward = e.what.kind == WorkKind::attention_backward;
+    if (e.what.kind != WorkKind::attention && !backward) return out_.entries.push_back(e);
     const int64_t begins = ++event_, ends = ++event_;
     signal(e.stream, begins, stream_);
-    const int64_t bytes = (plan_.ranks - 1) * plan_.kv_bytes * (what.ends_with("backward") ? 2 : 1);
+    const int64_t bytes = (plan_.ranks - 1) * plan_.kv_bytes * (backward ? 2 : 1);
     out_.entries.push_back({.kind = DryEntry::Kind::exchange,
                             .stream = stream_,
+                            .what = {kExchange, WorkKind::exchange},
                             .number = static_cast<int64_t>(out_.exchanges.size())});
     out_.exchanges.push_back({kExchange, "keys and values", bytes, ranks_});
     calls_ += plan_.ranks - 1;

@@ -70,7 +70,7 @@ Var use(const Var& x, const Parameter& p, const ListedUse& u, int64_t rows) {
                 .bytes = static_cast<int64_t>(passes) * bytes,
                 .dtype = dtype};
   };
-  const char* const what = u.products > 0 ? "gemm" : "elementwise";
+  const Operation what = u.products > 0 ? Operation("gemm", WorkKind::product) : "elementwise";
   return nn::function(
       {x},
       [&](Stream& s) {

@@ -56,7 +56,7 @@ void add_planned(const train_gpt::TrainConfig& c, const HardwareProfile& hardwar
   const train_gpt::Forecast f = train_gpt::forecast(c, 0);
   for (const DryEntry& e : f.rank.record.entries)
     if (e.kind == DryEntry::Kind::operation && e.stream == 0)
-      seconds[e.what] += kSteps * seconds_of(e.work, hardware);
+      seconds[e.what.name] += kSteps * seconds_of(e.work, hardware);
 }
 
 OperationFactors measure_factors(const train_gpt::TrainConfig& run, const char* precision,

@@ -84,7 +84,7 @@ Var latent_attention(const Var& q, const Var& kv, const Var& k_rope, int64_t bat
   return nn::function(
       {q, kv, k_rope},
       [&](Stream& s) {
-        count_operation(s, "attention_forward", work(1));
+        count_operation(s, {"attention_forward", WorkKind::attention}, work(1));
         return out;
       },
       // Scores are computed again: five products of forward's two.
@@ -94,7 +94,7 @@ Var latent_attention(const Var& q, const Var& kv, const Var& k_rope, int64_t bat
         std::vector<nn::Gradient> gradients;
         for (const Tensor& t : {saved[0], saved[1], saved[2]})
           gradients.emplace_back(activation_like(t, t.shape(), t.dtype()));
-        count_operation(s, "attention_backward", work(2.5));
+        count_operation(s, {"attention_backward", WorkKind::attention_backward}, work(2.5));
         return gradients;
       });
 }

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include <map>
+#include <set>
+#include <tuple>
 
 #include <sherd/train/data/data.h>
 #include <sherd/train/report/trace_output.h>
@@ -80,6 +82,40 @@ TEST_F(Run, WritesBothFilesOfTheStepsInQuestion) {
   EXPECT_EQ(sherd::test::xml_problem(svg), "");
   EXPECT_THAT(svg, HasSubstr("steps 3 to 4"));
   EXPECT_THAT(svg, HasSubstr(">rank 1<"));
+}
+
+// An operation is sorted by the kind with which it was queued, whatever its name.
+TEST_F(Run, OptimizersOperationsAreNoOtherKernels) {
+  config.steps = 4;
+  config.trace = (folder.path() / "t.json").string();
+  const std::set<std::string> kinds = {"optimizer", "orthogonalize", "copy",  "gather",
+                                       "reduce",    "exchange",      "update"};
+  for (const auto& [optimizer, operation, kind] :
+       std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"soap", "soap_step", "optimizer"},
+           {"normuon", "row_scales", "optimizer"},
+           {"muon", "orthogonalize", "orthogonalize"},
+           {"adamw", "adamw", "optimizer"}}) {
+    config.optimizer = optimizer;
+    config.qk_clip = optimizer == "adamw" ? 0 : 1e-3;
+    train(2);
+    std::map<std::string, std::string> found;  // kinds of operations of the compute streams during updates
+    std::map<std::pair<int, int>, bool> updating;
+    const json trace = json::parse(read_bytes(config.trace));
+    for (const json& e : trace["traceEvents"]) {
+      if (e["ph"] != "X") continue;
+      bool& on = updating[{e["pid"], e["tid"]}];
+      if (e["name"] == "update begins") on = true;
+      if (on) found[e["name"]] = e["cat"];
+      if (e["name"] == "update ends") on = false;
+    }
+    for (const auto& [name, cat] : found)
+      EXPECT_TRUE(kinds.contains(cat)) << optimizer << ": " << name << " is " << cat;
+    EXPECT_EQ(found[operation], kind) << optimizer;
+    if (config.qk_clip > 0) {
+      EXPECT_EQ(found["scale_heads"], "optimizer") << optimizer;
+    }
+  }
 }
 
 TEST_F(Run, WithoutFlagsNothingIsRecorded) {

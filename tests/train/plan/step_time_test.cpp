@@ -27,7 +27,7 @@ HardwareProfile simple() {
           .network = {0, {{1, 1e9}}}};
 }
 
-DryEntry product(int stream, double seconds, const char* what = "gemm") {
+DryEntry product(int stream, double seconds, Operation what = {"gemm", WorkKind::product}) {
   return {.stream = stream, .what = what, .work = {.flops = seconds * 1e9}};
 }
 DryEntry event(int stream, DryEntry::Kind kind, int64_t number) {
@@ -46,7 +46,7 @@ TEST(StepTime, StreamsOverlapAndWaitForEvents) {
                product(0, 1),
                event(0, wait, 1),
                product(0, 3),
-               product(0, 0, "update begins"),
+               product(0, 0, {"update begins", WorkKind::update}),
                product(0, 0.5, "adamw")};
   const StepTime t = play(r, simple());
   EXPECT_THAT(t.total, DoubleNear(5.5, 1e-9));

@@ -24,10 +24,12 @@ Timeline two_ranks() {
   Timeline t;
   t.title = "two ranks, a < b & c";
   t.marks = {{"step 3", 1000}};
-  t.records = {
-      {"rank 0", "gather", "all_gather", 1000, 1500}, {"rank 0", "compute", "gemm", 1200, 1400},
-      {"rank 0", "compute", "gemm", 1400, 1900},      {"rank 0", "compute", "adamw", 1950, 2000},
-      {"rank 1", "compute", "gemm", 1100, 1200},      {"rank 1", "reduce", "reduce_scatter", 1600, 1900}};
+  t.records = {{"rank 0", "gather", "all_gather", 1000, 1500, WorkKind::gather},
+               {"rank 0", "compute", "gemm", 1200, 1400},
+               {"rank 0", "compute", "gemm", 1400, 1900},
+               {"rank 0", "compute", "adamw", 1950, 2000, WorkKind::optimizer},
+               {"rank 1", "compute", "gemm", 1100, 1200},
+               {"rank 1", "reduce", "reduce_scatter", 1600, 1900, WorkKind::reduce}};
   return t;
 }
 
@@ -36,19 +38,6 @@ TEST(XmlCheck, FindsWhatIsWrong) {
   for (const char* wrong : {"", "<a>", "<a></b>", "<a/><b/>", "<a b=1/>", "<a b=\"1\" b=\"2\"/>",
                             "<a>x & y</a>", "<a b=\"<\"/>", "<a>1 < 2</a>", "x<a/>", "<a b=\"1/>"})
     EXPECT_NE(xml_problem(wrong), "") << wrong;
-}
-
-TEST(Timeline, KindsOfWork) {
-  EXPECT_EQ(kind_of("all_gather"), WorkKind::gather);
-  EXPECT_EQ(kind_of("all_gather_v"), WorkKind::gather);
-  EXPECT_EQ(kind_of("reduce_scatter"), WorkKind::reduce);
-  EXPECT_EQ(kind_of("all_reduce"), WorkKind::reduce);
-  EXPECT_EQ(kind_of("all_to_all_v"), WorkKind::exchange);
-  EXPECT_EQ(kind_of("muon_momentum"), WorkKind::optimizer);
-  EXPECT_EQ(kind_of("copy_segments"), WorkKind::optimizer);
-  EXPECT_EQ(kind_of("copy_from_host"), WorkKind::copy);
-  EXPECT_EQ(kind_of("gemm"), WorkKind::compute);
-  EXPECT_EQ(kind_of("gelu_backward"), WorkKind::compute);
 }
 
 TEST(Timeline, LanesAreGroupedByRankAndTheComputingStreamIsFirst) {
@@ -72,11 +61,11 @@ TEST(Timeline, PartsOfAStepSumToIt) {
   Timeline t;
   t.marks = {{"step 1", 1000}, {"step 2", 3000}};
   for (const char* rank : {"rank 0", "rank 1"}) {
-    t.records.push_back({rank, "compute", "gemm_bias", 1000, 2000});
-    t.records.push_back({rank, "compute", "attention_forward", 2000, 2500});
-    t.records.push_back({rank, "gather", "all_gather", 1000, 4000});
+    t.records.push_back({rank, "compute", "gemm_bias", 1000, 2000, WorkKind::product});
+    t.records.push_back({rank, "compute", "attention_forward", 2000, 2500, WorkKind::attention});
+    t.records.push_back({rank, "gather", "all_gather", 1000, 4000, WorkKind::gather});
     t.records.push_back({rank, "compute", "rms_norm_forward", 3000, 4000});
-    t.records.push_back({rank, "compute", "adamw", 4500, 5000});
+    t.records.push_back({rank, "compute", "adamw", 4500, 5000, WorkKind::optimizer});
   }
   double sum = 0;
   std::map<std::string, double> ms;
@@ -135,7 +124,8 @@ TEST(Timeline, PictureSaysWhatIsMissing) {
 TEST(Timeline, PictureStaysSmall) {
   Timeline t;
   for (int i = 0; i < 200'000; ++i)
-    t.records.push_back({"rank 0", "compute", i % 7 ? "gemm" : "copy", 2.0 * i, 2.0 * i + 1});
+    t.records.push_back({"rank 0", "compute", i % 7 ? "gemm" : "copy", 2.0 * i, 2.0 * i + 1,
+                         i % 7 ? WorkKind::product : WorkKind::copy});
   EXPECT_LT(draw_timeline(t).size(), 100'000u);
 }
 
