@@ -16,8 +16,6 @@ struct Command {
 
 /// Bytes per second of checkpoints beside dd's, and what saving behind training costs a step.
 Command checkpoint_command(CLI::App& app);
-/// Comparing the ranks' copies of weights, beside loading them.
-Command copies_command(CLI::App& app);
 /// Kernels beside a copy and a matrix product of the same device.
 Command device_command(CLI::App& app);
 /// Muon's optimizer phase by plan entry and form, and a whole step beside one of AdamW.
@@ -26,8 +24,6 @@ Command muon_command(CLI::App& app);
 Command newton_schulz_command(CLI::App& app);
 /// The products of a model's matrices, in fp32 and bf16.
 Command products_command(CLI::App& app);
-/// Time and memory of a step that computes activations again, beside one that keeps them.
-Command recompute_command(CLI::App& app);
 /// KL-SOAP's step on CPUs beside its FLOPs at the rates of products and QR of the same run.
 Command soap_command(CLI::App& app);
 /// Many steps of varying shapes: what a long run must not let grow.
