@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/train/report/detail/svg.h>
 
 namespace sherd {
 namespace {
@@ -36,20 +37,11 @@ Points thinned(const std::vector<double>& losses) {
   return points;
 }
 
-/// The distance of 1, 2 or 5 times a power of ten that gives about `count` ticks over `span`.
-double tick_distance(double span, double count) {
-  const double raw = span / count;
-  const double power = std::pow(10.0, std::floor(std::log10(raw)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (factor * power >= raw) return factor * power;
-  }
-  return 10 * power;
-}
-
 /// Maps values to pixels; the loss axis begins and ends at ticks.
 struct Axes {
   double last_step = 1;
-  double low = 0, high = 1, distance = 0.2;
+  double low = 0, high = 1;
+  svg::Ticks ticks{1, 6};
 
   double x(double step) const { return kPlotLeft + (kPlotWidth - kPlotLeft - kPlotRight) * step / last_step; }
   double y(double loss) const {
@@ -70,58 +62,54 @@ Axes fit(const Points& train, const Points& held_out, size_t steps) {
   }
   if (low > high) return axes;  // nothing to show
   const double span = std::max(high - low, 1e-3 * std::max(std::abs(high), 1e-3));
-  axes.distance = tick_distance(span, 6);
-  axes.low = std::floor(low / axes.distance) * axes.distance;
-  axes.high = std::max(std::ceil(high / axes.distance) * axes.distance, axes.low + axes.distance);
+  axes.ticks = svg::Ticks(span, 6);
+  const double distance = axes.ticks.distance;
+  axes.low = std::floor(low / distance) * distance;
+  axes.high = std::max(std::ceil(high / distance) * distance, axes.low + distance);
   return axes;
 }
 
-std::string label_at(double x, double y, const char* anchor, const std::string& text) {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, text);
-}
-
 std::string grid(const Axes& axes, const std::string& unit) {
-  std::string svg;
-  const auto ticks = std::llround((axes.high - axes.low) / axes.distance);
-  const int decimals = std::max(0, static_cast<int>(-std::floor(std::log10(axes.distance) + 1e-9)));
-  for (int64_t i = 0; i <= ticks; ++i) {
-    const double loss = axes.low + static_cast<double>(i) * axes.distance;
-    svg += fmt::format("<path d=\"M{:.1f} {:.1f}H{:.1f}\" stroke=\"#dddddd\"/>\n", kPlotLeft, axes.y(loss),
+  std::string out;
+  const auto last = std::llround((axes.high - axes.low) / axes.ticks.distance);
+  for (int64_t i = 0; i <= last; ++i) {
+    const double loss = axes.low + static_cast<double>(i) * axes.ticks.distance;
+    out += fmt::format("<path d=\"M{:.1f} {:.1f}H{:.1f}\" stroke=\"#dddddd\"/>\n", kPlotLeft, axes.y(loss),
                        kPlotWidth - kPlotRight);
-    svg += label_at(kPlotLeft - 8, axes.y(loss) + 4, "end", fmt::format("{:.{}f}", loss, decimals));
+    out += svg::text(kPlotLeft - 8, axes.y(loss) + 4, "end", axes.ticks.label(loss));
   }
-  const double distance = std::max(1.0, tick_distance(axes.last_step, 8));
+  const double distance = std::max(1.0, svg::Ticks(axes.last_step, 8).distance);
   for (double step = 0; step <= axes.last_step; step += distance) {
-    svg += fmt::format("<path d=\"M{:.1f} {:.1f}v5\" stroke=\"#333333\"/>\n", axes.x(step),
+    out += fmt::format("<path d=\"M{:.1f} {:.1f}v5\" stroke=\"#333333\"/>\n", axes.x(step),
                        kPlotHeight - kPlotBottom);
-    svg += label_at(axes.x(step), kPlotHeight - kPlotBottom + 20, "middle", fmt::format("{:.0f}", step));
+    out += svg::text(axes.x(step), kPlotHeight - kPlotBottom + 20, "middle", fmt::format("{:.0f}", step));
   }
-  svg += fmt::format("<path d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\" fill=\"none\" stroke=\"#333333\"/>\n",
+  out += fmt::format("<path d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\" fill=\"none\" stroke=\"#333333\"/>\n",
                      kPlotLeft, kPlotTop, kPlotHeight - kPlotBottom, kPlotWidth - kPlotRight);
-  svg += label_at((kPlotLeft + kPlotWidth - kPlotRight) / 2, kPlotHeight - 12, "middle", "step");
-  svg += fmt::format(
+  out += svg::text((kPlotLeft + kPlotWidth - kPlotRight) / 2, kPlotHeight - 12, "middle", "step");
+  out += fmt::format(
       "<text transform=\"translate(18 {:.1f}) rotate(-90)\" text-anchor=\"middle\">loss, {}"
       "</text>\n",
       (kPlotTop + kPlotHeight - kPlotBottom) / 2, unit);
-  return svg;
+  return out;
 }
 
 std::string curve(const Axes& axes, const Points& points, const char* color, bool dots) {
-  std::string svg =
+  std::string out =
       fmt::format("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\" points=\"", color);
-  for (const auto& [step, loss] : points) svg += fmt::format("{:.1f},{:.1f} ", axes.x(step), axes.y(loss));
-  svg += "\"/>\n";
-  if (!dots && points.size() > 1) return svg;
+  for (const auto& [step, loss] : points) out += fmt::format("{:.1f},{:.1f} ", axes.x(step), axes.y(loss));
+  out += "\"/>\n";
+  if (!dots && points.size() > 1) return out;
   for (const auto& [step, loss] : points) {
-    svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", axes.x(step),
+    out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", axes.x(step),
                        axes.y(loss), color);
   }
-  return svg;
+  return out;
 }
 
 std::string legend(double x, const char* color, const std::string& title) {
   return fmt::format("<path d=\"M{:.1f} 20h24\" stroke=\"{}\" stroke-width=\"3\"/>\n", x, color) +
-         label_at(x + 32, 24, "start", title);
+         svg::text(x + 32, 24, "start", title);
 }
 
 }  // namespace
@@ -134,17 +122,11 @@ std::string draw_losses(const std::vector<double>& losses,
     if (std::isfinite(loss)) evaluated.emplace_back(static_cast<double>(step), loss);
   }
   const Axes axes = fit(train, evaluated, losses.size());
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
-      "font-family=\"sans-serif\" font-size=\"13\" fill=\"#333333\">\n"
-      "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-      kPlotWidth, kPlotHeight);
-  svg += grid(axes, unit) + curve(axes, train, kTrainColor, false) +
-         legend(kPlotLeft + 10, kTrainColor, "training");
-  if (!evaluated.empty()) {
-    svg += curve(axes, evaluated, kHeldOutColor, true) + legend(kPlotLeft + 130, kHeldOutColor, "held out");
-  }
-  return svg + "</svg>\n";
+  std::string body = grid(axes, unit) + curve(axes, train, kTrainColor, false) +
+                     legend(kPlotLeft + 10, kTrainColor, "training");
+  if (!evaluated.empty())
+    body += curve(axes, evaluated, kHeldOutColor, true) + legend(kPlotLeft + 130, kHeldOutColor, "held out");
+  return svg::page(kPlotWidth, kPlotHeight, 13, body);
 }
 
 void write_loss_svg(const std::string& path, const std::vector<double>& losses,

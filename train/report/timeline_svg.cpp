@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/enum_table.h>
+#include <sherd/train/report/detail/svg.h>
 #include <sherd/train/report/timeline.h>
 
 namespace sherd {
@@ -25,31 +26,6 @@ constexpr EnumTable<WorkKind, 12> kColors{"#7799cc", "#4477aa", "#66ccee", "#66c
 constexpr WorkKind kLegend[] = {WorkKind::product, WorkKind::attention, WorkKind::compute,
                                 WorkKind::gather,  WorkKind::reduce,    WorkKind::exchange,
                                 WorkKind::copy,    WorkKind::optimizer, WorkKind::orthogonalize};
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      default:
-        out += static_cast<unsigned char>(c) < 32 ? '?' : c;
-    }
-  }
-  return out;
-}
-
-std::string text_at(double x, double y, const char* anchor, const std::string& text, const char* more = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y, anchor, more,
-                     escaped(text));
-}
 
 /// Of time, in milliseconds from `start`.
 struct Axis {
@@ -141,10 +117,10 @@ double busy(const Lane& lane, const Axis& axis) {
 }
 
 std::string draw_lane(const Lane& lane, const Axis& axis, double y) {
-  std::string svg = fmt::format("<path d=\"M{:.0f} {:.0f}h{:.0f}v{:.0f}h-{:.0f}z\" fill=\"#f0f0f0\"/>\n",
+  std::string out = fmt::format("<path d=\"M{:.0f} {:.0f}h{:.0f}v{:.0f}h-{:.0f}z\" fill=\"#f0f0f0\"/>\n",
                                 kLeft, y, kWidth - kLeft - kRight, kBar, kWidth - kLeft - kRight);
-  svg += text_at(kLeft - 8, y + 12, "end", lane.stream);
-  svg += text_at(kWidth - kRight + 8, y + 12, "start", fmt::format("{:.0f} %", 100 * busy(lane, axis)));
+  out += svg::text(kLeft - 8, y + 12, "end", lane.stream);
+  out += svg::text(kWidth - kRight + 8, y + 12, "start", fmt::format("{:.0f} %", 100 * busy(lane, axis)));
   std::map<WorkKind, std::string> paths;
   std::string labels;
   for (const Bar& b : bars_of(lane, axis)) {
@@ -152,58 +128,50 @@ std::string draw_lane(const Lane& lane, const Axis& axis, double y) {
         b.width() > 3 ? b.width() - 0.7 : b.width();  // so that neighbours are seen to be two
     paths[b.kind] += fmt::format("M{:.1f} {:.0f}h{:.1f}v{:.0f}h-{:.1f}z", b.begin, y, drawn, kBar, drawn);
     if (b.what && b.width() > kLetter * static_cast<double>(b.what->size()) + 6)
-      labels += text_at((b.begin + b.end) / 2, y + 12, "middle", *b.what, " font-size=\"11\" fill=\"white\"");
+      labels +=
+          svg::text((b.begin + b.end) / 2, y + 12, "middle", *b.what, " font-size=\"11\" fill=\"white\"");
   }
   for (const auto& [kind, path] : paths)
-    svg += fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", kColors.name(kind), path);
-  return svg + labels;
-}
-
-double tick_distance(double span) {
-  const double raw = span / 12;
-  const double power = std::pow(10.0, std::floor(std::log10(raw)));
-  for (const double factor : {1.0, 2.0, 5.0})
-    if (factor * power >= raw) return factor * power;
-  return 10 * power;
+    out += fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", kColors.name(kind), path);
+  return out + labels;
 }
 
 std::string draw_axis(const Axis& axis, double bottom) {
-  std::string svg;
-  const double distance = tick_distance(axis.span);
-  const int decimals = std::max(0, static_cast<int>(-std::floor(std::log10(distance) + 1e-9)));
-  for (int64_t i = 0; static_cast<double>(i) * distance <= axis.span; ++i) {
-    const double ms = static_cast<double>(i) * distance, x = axis.x_of_ms(ms);
-    svg += fmt::format("<path d=\"M{:.1f} {:.0f}v5\" stroke=\"#333333\"/>\n", x, bottom);
-    svg += text_at(x, bottom + 19, "middle", fmt::format("{:.{}f}", ms, decimals));
+  std::string out;
+  const svg::Ticks ticks(axis.span, 12);
+  for (int64_t i = 0; static_cast<double>(i) * ticks.distance <= axis.span; ++i) {
+    const double ms = static_cast<double>(i) * ticks.distance, x = axis.x_of_ms(ms);
+    out += fmt::format("<path d=\"M{:.1f} {:.0f}v5\" stroke=\"#333333\"/>\n", x, bottom);
+    out += svg::text(x, bottom + 19, "middle", ticks.label(ms));
   }
-  svg +=
+  out +=
       fmt::format("<path d=\"M{:.0f} {:.0f}H{:.0f}\" stroke=\"#333333\"/>\n", kLeft, bottom, kWidth - kRight);
-  return svg + text_at((kLeft + kWidth - kRight) / 2, bottom + 40, "middle", "milliseconds");
+  return out + svg::text((kLeft + kWidth - kRight) / 2, bottom + 40, "middle", "milliseconds");
 }
 
 std::string draw_marks(const Timeline& t, const Axis& axis, double bottom) {
-  std::string svg;
+  std::string out;
   for (const auto& m : t.marks) {
     const double x = axis.x(m.at);
-    svg += fmt::format(
+    out += fmt::format(
         "<path d=\"M{:.1f} {:.0f}V{:.0f}\" stroke=\"#333333\" stroke-width=\"1.5\" stroke-dasharray=\"5 "
         "3\"/>\n",
         x, kTop - 14, bottom);
-    svg += text_at(x + 5, kTop - 6, "start", m.name);
+    out += svg::text(x + 5, kTop - 6, "start", m.name);
   }
-  return svg;
+  return out;
 }
 
 std::string draw_legend() {
-  std::string svg;
+  std::string out;
   double x = kLeft;
   for (const WorkKind kind : kLegend) {
-    svg += fmt::format("<rect x=\"{:.0f}\" y=\"62\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x,
+    out += fmt::format("<rect x=\"{:.0f}\" y=\"62\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x,
                        kColors.name(kind));
-    svg += text_at(x + 20, 74, "start", name_of(kind));
+    out += svg::text(x + 20, 74, "start", name_of(kind));
     x += 110;
   }
-  return svg + text_at(kWidth - 8, kTop - 6, "end", "busy");
+  return out + svg::text(kWidth - 8, kTop - 6, "end", "busy");
 }
 
 std::string subtitle(const Timeline& t) {
@@ -230,21 +198,16 @@ std::string draw_timeline(const Timeline& timeline) {
     if (!rank || *rank != lane.rank) {
       if (rank) y += kGroupGap;
       rank = &lane.rank;
-      body += text_at(12, y + 12, "start", lane.rank, " font-weight=\"bold\"");
+      body += svg::text(12, y + 12, "start", lane.rank, " font-weight=\"bold\"");
     }
     body += draw_lane(lane, axis, y);
     y += kLane;
   }
   const double bottom = y + 4;
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
-      "height=\"{1:.0f}\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#333333\">\n"
-      "<rect width=\"{0:.0f}\" height=\"{1:.0f}\" fill=\"white\"/>\n",
-      kWidth, bottom + kBottom);
-  svg += text_at(kLeft, 26, "start", timeline.title, " font-size=\"17\"");
-  svg += text_at(kLeft, 47, "start", subtitle(timeline));
-  svg += draw_legend() + body + draw_marks(timeline, axis, bottom) + draw_axis(axis, bottom);
-  return svg + "</svg>\n";
+  return svg::page(kWidth, bottom + kBottom, 12,
+                   svg::text(kLeft, 26, "start", timeline.title, " font-size=\"17\"") +
+                       svg::text(kLeft, 47, "start", subtitle(timeline)) + draw_legend() + body +
+                       draw_marks(timeline, axis, bottom) + draw_axis(axis, bottom));
 }
 
 }  // namespace sherd

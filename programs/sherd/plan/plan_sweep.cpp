@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <functional>
 
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/train/report/detail/svg.h>
 
 #include "text.h"
 
@@ -37,28 +37,26 @@ std::string draw(const Diagram& d, const std::vector<SweepPoint>& points, double
   high *= 1.1;
   const double step = (kWidth - kLeft - 40) / std::max<double>(1, static_cast<double>(points.size() - 1));
   const auto y = [&](double v) { return d.top + kHeight * (1 - v / high); };
-  std::string text =
-      fmt::format("<text x=\"{}\" y=\"{}\" font-weight=\"bold\">{}</text>\n", kLeft, d.top - 10, d.title);
+  std::string text = svg::text(kLeft, d.top - 10, "start", d.title, " font-weight=\"bold\"");
   for (int i = 0; i <= 4; ++i) {
     const double v = high * i / 4;
-    text += fmt::format(
-        "<line x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\" stroke=\"#ddd\"/>"
-        "<text x=\"{3}\" y=\"{4:.1f}\" text-anchor=\"end\">{5:.4g}</text>\n",
-        kLeft, kWidth - 30, y(v), kLeft - 8, y(v) + 4, v);
+    text += fmt::format("<line x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\" stroke=\"#ddd\"/>\n",
+                        kLeft, kWidth - 30, y(v));
+    text += svg::text(kLeft - 8, y(v) + 4, "end", fmt::format("{:.4g}", v));
   }
   if (line > 0)
     text += fmt::format(
-        "<line x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\" stroke=\"#cc6677\" stroke-dasharray=\"6 "
-        "4\"/>"
-        "<text x=\"{1}\" y=\"{3:.1f}\" text-anchor=\"end\" fill=\"#cc6677\">memory of a rank</text>\n",
-        kLeft, kWidth - 30, y(line), y(line) - 5);
+                "<line x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\" stroke=\"#cc6677\" "
+                "stroke-dasharray=\"6 "
+                "4\"/>\n",
+                kLeft, kWidth - 30, y(line)) +
+            svg::text(kWidth - 30, y(line) - 5, "end", "memory of a rank", " fill=\"#cc6677\"");
   std::string path;
   for (size_t i = 0; i < points.size(); ++i) {
     const double x = kLeft + step * static_cast<double>(i), at = y(d.value(points[i].plan));
     path += fmt::format("{:.1f},{:.1f} ", x, at);
     text += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"#4477aa\"/>", x, at);
-    text += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n", x,
-                        d.top + kHeight + 18, points[i].world);
+    text += svg::text(x, d.top + kHeight + 18, "middle", fmt::format("{}", points[i].world));
   }
   return text +
          fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"#4477aa\" stroke-width=\"2\"/>\n", path);
@@ -117,17 +115,13 @@ std::string sweep_table(const std::vector<SweepPoint>& points) {
 std::string draw_sweep(const PlanRequest& r, const std::vector<SweepPoint>& points) {
   const Diagram memory{"memory per rank, GiB", 70, gibibytes};
   const Diagram time{"step, ms", 350, [](const Plan& p) { return p.time.total * 1e3; }};
-  std::string text = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"600\" viewBox=\"0 0 {0} 600\" "
-      "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-      kWidth);
-  text += fmt::format(
-      "<text x=\"{}\" y=\"28\" font-size=\"15\">predicted over the number of ranks: {} on {}, {}, "
-      "{}</text>\n",
-      kLeft, r.config.optimizer, r.hardware.name, r.config.strategy, r.config.layout);
-  text +=
-      draw(memory, points, static_cast<double>(r.hardware.memory_bytes) / (1 << 30)) + draw(time, points, 0);
-  return text + "</svg>\n";
+  const std::string title =
+      fmt::format("predicted over the number of ranks: {} on {}, {}, {}", r.config.optimizer, r.hardware.name,
+                  r.config.strategy, r.config.layout);
+  return svg::page(kWidth, 600, 12,
+                   svg::text(kLeft, 28, "start", title, " font-size=\"15\"") +
+                       draw(memory, points, static_cast<double>(r.hardware.memory_bytes) / (1 << 30)) +
+                       draw(time, points, 0));
 }
 
 }  // namespace sherd::tools
