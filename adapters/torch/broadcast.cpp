@@ -21,7 +21,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 // A larger tensor is a message of its own.
 constexpr size_t kMessageBytes = size_t{4} << 20;
 
-/// Tensors that travel in one broadcast, as bytes: any dtypes, and the bits of NaN.
+/// Tensors of one broadcast, as bytes: any dtypes, and the bits of NaN.
 class Message {
  public:
   void add(const at::Tensor& tensor, const at::Device& place) {
@@ -30,7 +30,7 @@ class Message {
     parts_.push_back({tensor, flat, flat.view(at::kByte)});
   }
   size_t bytes() const { return bytes_; }
-  /// Gives the tensors the values of rank 0, and drops them.
+  /// Copies rank 0's values to the tensors, and drops them.
   void send(Communicator& world) {
     if (parts_.empty()) return;
     std::vector<at::Tensor> all;

@@ -7,8 +7,8 @@
 
 namespace sherd::torch {
 
-/// Gives the parameters and buffers of `module` on every rank the values of world rank 0, as DDP's constructor in Python
-/// does: ranks may then make or load different ones. Those on the meta device are left alone.
+/// Copies the parameters and buffers of world rank 0's `module` to every rank, as DDP's constructor in Python
+/// does: ranks may then make or load different ones. Those on the meta device are not changed.
 ///
 ///     Net model;                                                     // with any seed
 ///     sherd::torch::broadcast_from_rank_0(*model, mesh);             // rank 0's
@@ -20,8 +20,9 @@ namespace sherd::torch {
 /// dtypes differ.
 void broadcast_from_rank_0(::torch::nn::Module& module, const DeviceMesh& mesh);
 
-/// The same of the buffers alone, at any time outside of calls: before each forward it is DDP's broadcast_buffers. Running
-/// statistics are then those of rank 0's batches on every rank. SyncBatchNorm's (sync_batch_norm.h) are those of all.
+/// Copies the buffers only, at any time outside of calls: before each forward it is DDP's broadcast_buffers.
+/// Running statistics are then those of rank 0's batches on every rank. Those of SyncBatchNorm
+/// (sync_batch_norm.h) are those of all batches.
 void broadcast_buffers(::torch::nn::Module& module, const DeviceMesh& mesh);
 
 }  // namespace sherd::torch

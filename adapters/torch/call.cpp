@@ -26,15 +26,15 @@ constexpr const char* kHowToDrop =
 
 }  // namespace
 
-/// A forward of a unit, from its weights being there to their being given back.
+/// A forward of a unit, from unsharded weights to resharded ones.
 class Forward {
  public:
-  /// `recorded`: autograd may go backward through it. `owed`: null, or where to note that it will, when the function
-  /// that this is called in runs again.
+  /// `recorded`: autograd may run a backward through it. `owed`: notes a backward for when the enclosing
+  /// function runs again; may be null.
   Forward(std::shared_ptr<UnitUse> unit, bool recorded, OwedBackwards* owed)
       : unit_(std::move(unit)), model_(unit_->model()), owed_(owed) {
     Unit& u = unit_->unit();
-    if (!model_) u.pre_forward(ForwardKind::evaluation);  // says what is wrong
+    if (!model_) u.pre_forward(ForwardKind::evaluation);  // throws the reason
     if (model_->updating)
       throw InvalidArgument(
           fmt::format("a call of unit '{}', or an Unsharded of it, inside of the function that "
@@ -44,7 +44,8 @@ class Forward {
     unit_->require_own_memory();
     const uint64_t step = model_->step();
     OwedBackwards* const second = OwedBackwards::second_run();
-    // Of an outermost forward alone, and of a root's that runs again later. None other begins with a switch.
+    // Only for an outermost forward, and for a root's that runs again later. No other forward begins with a
+    // change of requires_grad.
     const bool outermost = second == nullptr && model_->forwards.empty() && model_->pass.expired();
     if (outermost && (recorded || (owed != nullptr && u.root()))) model_->follow_requires_grad();
     const bool noted = recorded || owed != nullptr;
@@ -64,7 +65,7 @@ class Forward {
       if (!around.empty()) {
         parent = c10::intrusive_ptr<Call>::reclaim_copy(around.back());
       } else if (const auto pass = model_->pass.lock()) {
-        parent = pass->innermost();  // computed again inside of its backward
+        parent = pass->innermost();  // computed again in its backward
       }
       call_ = c10::make_intrusive<Call>(unit_, std::move(parent), step);
       around.push_back(call_.get());
@@ -82,9 +83,9 @@ class Forward {
   const UnitUse& unit() const { return *unit_; }
   Model& model() const { return *model_; }
   const TorchDevice::OnCompute& on_compute() const { return *on_compute_; }
-  /// Null when it is not recorded.
+  /// Returns the call; null when it is not recorded.
   const c10::intrusive_ptr<Call>& call() const { return call_; }
-  /// `wanted`: something of the result has a gradient.
+  /// Ends the forward. `wanted`: a tensor of the result needs a gradient.
   void end(bool wanted) {
     release();
     unit_->unit().post_forward();
@@ -115,9 +116,9 @@ class Forward {
   std::shared_ptr<Model> model_;
   OwedBackwards* owed_;
   c10::intrusive_ptr<Call> call_;
-  std::unique_ptr<TorchDevice::OnCompute> on_compute_;  // libtorch's operations until the end
+  std::unique_ptr<TorchDevice::OnCompute> on_compute_;  // for libtorch's operations until the end
   bool bound_ = false, open_ = true;
-  bool again_ = false;  // in the second run of a function, for a backward that was owed
+  bool again_ = false;  // in the second run of a function, for an owed backward
 };
 
 bool is_recomputed(const Attached* attached) {
@@ -135,8 +136,9 @@ void refuse_recompute(const ::torch::nn::Module& module) {
 
 namespace {
 
-/// To which arguments are cast: as plain libtorch has them where nothing of the model asks for another dtype than f32. Where
-/// something does, a unit in f32 takes what others have computed, but for autocast, which chooses dtypes itself.
+/// Returns the dtype that arguments are cast to; none, as in plain libtorch, where the whole model computes
+/// in f32. In other models a unit in f32 casts the results of others to f32. Under autocast it does not,
+/// since autocast chooses dtypes itself.
 std::optional<DType> dtype_of_inputs(const detail::Forward& forward) {
   const std::optional<DType>& dtype = forward.unit().unit().precision().inputs;
   const detail::Model& model = forward.model();
@@ -156,8 +158,8 @@ void cast(const std::vector<at::Tensor*>& tensors, const std::optional<DType>& d
 struct CallScope::Impl {
   detail::Forward forward;
   bool wanted = false;
-  // Autocast keeps its casts of weights from one call to the next: a cast that an earlier call has recorded would be used in
-  // this one, whose backward does not know it, and all casts of a model's weights would be held at once.
+  // Autocast caches its casts of weights between calls. This call would use a cast that an earlier call
+  // recorded, and its backward does not include it. All casts of a model's weights would also exist at once.
   const bool cached = at::autocast::is_autocast_cache_enabled();
 };
 
@@ -213,7 +215,7 @@ struct Unsharded::Impl {
   at::NoGradGuard no_grad;
   const int exceptions = std::uncaught_exceptions();
 
-  /// Of every parameter that was written on some rank: on which. Collective.
+  /// Returns each parameter that was written on some rank, and the rank. Collective.
   std::string written() const {
     std::vector<uint64_t> mine;
     std::vector<std::string> names;
@@ -282,7 +284,7 @@ Unsharded::~Unsharded() noexcept(false) {
   if (impl_ == nullptr) return;
   if (std::uncaught_exceptions() == impl_->exceptions) {
     end();
-  } else {  // an exception is what tells, and other ranks may have none
+  } else {  // an exception reports the failure itself, and other ranks may have none
     impl_->close();
   }
 }

@@ -1,4 +1,4 @@
-// Calls of wrapped modules, for calls that libtorch's modules have no hooks for.
+// Calls of wrapped modules, also of functions that libtorch's modules have no hooks for.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -20,8 +20,8 @@ namespace detail {
 class Attached;
 }
 
-/// One call of a module that may be wrapped: its unit's weights are there from the constructor to end().
-/// Destroyed without end(), an exception has ended the forward. For call(), which people use.
+/// One call of a module that may be wrapped: the unit's weights are unsharded from the constructor to end().
+/// Destruction without end() means that an exception ended the forward. Used by call().
 class [[nodiscard]] CallScope {
  public:
   /// `attached`: detail::attached_to(module).
@@ -29,11 +29,11 @@ class [[nodiscard]] CallScope {
   ~CallScope();
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
-  /// False for a module that is not wrapped: the other functions then do nothing.
+  /// Returns whether the module is wrapped; otherwise the other functions have no effect.
   bool active() const { return impl_ != nullptr; }
-  /// Of all arguments: put in their place are tensors by which backward tells that it has left the module.
+  /// Replaces the tensors of all arguments by ones that report to backward when it leaves the module.
   void inputs(const std::vector<at::Tensor*>& tensors);
-  /// Of the result: by which backward tells that it comes to the module.
+  /// Replaces the tensors of the result by ones that report to backward when it enters the module.
   void outputs(const std::vector<at::Tensor*>& tensors);
   void end();
 
@@ -44,8 +44,8 @@ class [[nodiscard]] CallScope {
 
 namespace detail {
 
-/// Arguments whose tensors are found are copied (tensors share their memory), others are handed on as they
-/// are.
+/// Type under which an argument is held. Arguments of a known type are copied (tensors share their memory);
+/// others are passed on unchanged.
 template <class T>
 using Held = std::conditional_t<Tensors<std::decay_t<T>>::known, std::decay_t<T>, T&&>;
 
@@ -56,11 +56,11 @@ std::vector<at::Tensor*> tensors_in(T& value) {
   return found;
 }
 
-/// Null for modules that sherd has not seen (detail/attached.h).
+/// Returns the Attached of a module; null for modules unknown to sherd (detail/attached.h).
 Attached* attached_to(const ::torch::nn::Module& module);
-/// Whether a call that begins now is computed again in backward (recompute_calls()).
+/// Returns whether a call that begins now is computed again in backward (recompute_calls()).
 bool is_recomputed(const Attached* attached);
-/// @throws NotSupported, of a call whose arguments or result cannot be copied.
+/// @throws NotSupported: the call's arguments or result cannot be copied.
 [[noreturn]] void refuse_recompute(const ::torch::nn::Module& module);
 
 template <class F, class... Args>
@@ -95,24 +95,24 @@ decltype(auto) call_once(const ::torch::nn::Module& module, const Attached* atta
 
 }  // namespace detail
 
-/// f(args...) as a call of `module`: whatever uses its weights, forward or another function of the program's
-/// own. In grad mode backward gathers them again and reduces the gradients. Without wrap, it is just
-/// f(args...).
+/// Returns f(args...) as a call of `module`. f is any function that uses the module's weights: forward, or
+/// one of the program's own. In grad mode backward unshards them again and reduces the gradients. Without
+/// wrap() it is just f(args...).
 ///
 ///     at::Tensor h = sherd::torch::call(*model, [&](const at::Tensor& x) { return model->encode(x); }, x);
 ///
-/// All tensors that lead to a gradient of the module's weights have to be in the result: what f leaves
-/// elsewhere (a member, say) has no weights in backward, which is an error that names the unit. Inputs are
-/// views in there: operations in place on an input itself that needs a gradient are refused by libtorch.
+/// The result must have all tensors that lead to a gradient of the module's weights. A tensor that f stores
+/// elsewhere (in a member, say) has no weights in backward, which is an error that names the unit. Inputs are
+/// views inside of f: libtorch refuses in-place operations on an input that needs a gradient.
 ///
-/// torch::autograd::grad() goes through calls, too: it unshards their weights, adds to no gradient of a parameter and leaves
-/// the backward due. With create_graph its results keep the calls, and a backward through them holds their units
-/// unsharded until it has left each call. backward() with create_graph is refused (NotSupported).
+/// torch::autograd::grad() works through calls: it unshards their weights, adds to no gradient of a parameter
+/// and leaves the backward due. With create_graph its results keep the calls. A backward through them keeps
+/// the units unsharded until it has left each call. backward() with create_graph is refused (NotSupported).
 ///
-/// A call in grad mode inside of a backward, to compute it again, has its own backward in there: its first run was under
-/// NoGradGuard, as functions for activation recomputation (checkpointing) do it, and counts for nothing. recompute()
-/// (recompute.h) is such a function, which knows of wrapped modules.
-/// @throws InvalidArgument when an exception has ended the step (reset_step()), or the root is gone.
+/// A call in grad mode inside of a backward recomputes and has its own backward there. Its first run was
+/// under NoGradGuard, as in functions for activation recomputation (checkpointing), and does not count.
+/// recompute() (recompute.h) is such a function for wrapped modules.
+/// @throws InvalidArgument when an exception has ended the step (reset_step()), or the root no longer exists.
 template <class F, class... Args>
 decltype(auto) call(::torch::nn::Module& module, F&& f, Args&&... args) {
   using Result = std::decay_t<std::invoke_result_t<F, std::add_lvalue_reference_t<detail::Held<Args>>...>>;
@@ -135,16 +135,16 @@ decltype(auto) call(::torch::nn::Module& module, F&& f, Args&&... args) {
 
 namespace detail {
 
-/// @throws InvalidArgument of a sharded module, NotSupported of others.
+/// @throws InvalidArgument for a sharded module, NotSupported for others.
 [[noreturn]] void refuse_clone(const ::torch::nn::Module& module);
 
-/// forward() with the signature that M's has, and with fewer arguments where M::forward has defaults.
+/// Module M with a forward() of the same signature, and with fewer arguments where M::forward has defaults.
 template <class M, class Forward>
 class Calling;
 
 template <class M, class Result, class C, class... Args>
 class Calling<M, Result (C::*)(Args...)> : public M {
-  // A container of tensors that forward may write to would be a copy, and what is written there lost.
+  // A container of tensors that forward may write to would be a copy, and the writes would be lost.
   template <class A>
   static constexpr bool is_written =
       std::is_lvalue_reference_v<A> && !std::is_const_v<std::remove_reference_t<A>> &&
@@ -170,7 +170,7 @@ class Calling<M, Result (C::*)(Args...)> : public M {
   }
 };
 
-/// Of a forward that is overloaded or a template.
+/// For a forward that is overloaded or a template.
 template <class M>
 class Calling<M, void> : public M {
  public:
@@ -222,7 +222,7 @@ struct ForwardOf<M, std::void_t<decltype(&M::forward)>> : SignatureOf<decltype(&
 
 }  // namespace detail
 
-/// Module M, whose calls gather its unit's weights when it is wrapped: its forward() is that of M inside of
+/// Module M whose calls unshard its unit's weights when it is wrapped: its forward() runs M's inside of
 /// call().
 ///
 ///     auto model = std::make_shared<sherd::torch::Sharded<Net>>();
@@ -234,15 +234,15 @@ template <class M>
 class Sharded : public detail::CallingOne<M, typename detail::ForwardOf<M>::type> {
  public:
   using detail::CallingOne<M, typename detail::ForwardOf<M>::type>::CallingOne;
-  /// Always throws: libtorch's clone() would make an M, which its owner would take for a Sharded<M>.
+  /// Always throws: libtorch's clone() would make an M, and its owner would treat it as a Sharded<M>.
   std::shared_ptr<::torch::nn::Module> clone(
       const std::optional<::torch::Device>& /*device*/ = std::nullopt) const override {
     detail::refuse_clone(*this);
   }
 };
 
-/// What libtorch's ModuleHolder is, for Sharded<M>; holder(...) and holder->forward(...) take M::forward's default
-/// arguments, too.
+/// Counterpart of libtorch's ModuleHolder for Sharded<M>; holder(...) and holder->forward(...) also take
+/// M::forward's default arguments.
 template <class M>
 class Holder : public ::torch::nn::ModuleHolder<Sharded<M>> {
   using Calling = detail::Calling<M, typename detail::ForwardOf<M>::type>;
@@ -262,7 +262,7 @@ class Holder : public ::torch::nn::ModuleHolder<Sharded<M>> {
 
 }  // namespace sherd::torch
 
-/// In the place of TORCH_MODULE(Name): a holder of NameImpl that can be wrapped by sherd::torch::wrap().
+/// Replacement of TORCH_MODULE(Name): a holder of NameImpl that sherd::torch::wrap() can wrap.
 #define SHERD_TORCH_MODULE(Name)                           \
   class Name : public ::sherd::torch::Holder<Name##Impl> { \
    public:                                                 \

@@ -9,20 +9,22 @@
 
 namespace sherd::torch {
 
-/// Returns a tensor of sherd as one of libtorch's: same memory, shape and dtype, on device_of(the tensor's device). Waits
-/// for what is queued on `stream`, which wrote it. It keeps the memory; the device outlives it. Writes of one side and
-/// queued operations of the other are the caller's to order.
+/// Returns a tensor of sherd as one of libtorch: same memory, shape and dtype, on device_of(the tensor's
+/// device). Waits for the queued operations on `stream`, which wrote it. It keeps the memory; the device
+/// outlives it. The caller orders writes of one side and queued operations of the other.
 /// @throws InvalidArgument for an undefined tensor.
 at::Tensor to_torch(Stream& stream, const Tensor& tensor);
-/// Returns a tensor of libtorch's as one of `device`: same memory, without its graph. Operations that are queued on
-/// device.compute() afterwards come behind libtorch's on this thread. It keeps the memory, which sherd's allocator does not
-/// count; synchronize the stream before the last reference goes.
-/// @throws InvalidArgument for a tensor that is not contiguous, of another device, or of a dtype that sherd lacks (bool).
+/// Returns a tensor of libtorch as one of `device`: same memory, without its graph. Later operations on
+/// device.compute() are ordered after libtorch's on this thread. It keeps the memory, which sherd's allocator
+/// does not count; synchronize the stream before the last reference goes.
+/// @throws InvalidArgument for a tensor that is not contiguous, on another device, or of a dtype that sherd
+/// lacks (bool).
 Tensor from_torch(const at::Tensor& tensor, Device& device);
 
 /// Returns this rank's piece of a distributed tensor (DTensor::local()), likewise.
 at::Tensor to_torch(Stream& stream, const DTensor& tensor);
-/// Returns all of a distributed tensor on every rank (DTensor::full_tensor()). Collective over its mesh.
+/// Returns the unsharded value of a distributed tensor on every rank (DTensor::full_tensor()). Collective
+/// over its mesh.
 at::Tensor full_tensor(Stream& stream, const DTensor& tensor);
 
 /// Returns a distributed tensor whose piece on this rank is `local`, of the even shard's shape (DTensor::from_local()):

@@ -1,4 +1,4 @@
-// A rank's device as libtorch names it.
+// libtorch's name of a rank's device.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,7 +7,7 @@
 
 namespace sherd::torch {
 
-/// The device of libtorch's for inputs of modules that are sharded over ranks with such devices:
+/// Returns libtorch's device of a rank's device, for inputs of modules that are sharded over such devices:
 ///
 ///     const at::Device place = sherd::torch::device_of(*rank.device);
 ///     loss(model(batch.x.to(place)), batch.y.to(place)).backward();

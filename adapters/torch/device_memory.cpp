@@ -12,15 +12,15 @@
 namespace sherd::torch {
 namespace {
 
-// libtorch asks one allocator per kind of device for all threads, so whose memory a thread's tensors have can only
-// be known by the thread.
+// libtorch has one allocator per kind of device for all threads. Only the thread can tell whose memory its
+// tensors have.
 thread_local const std::shared_ptr<Device>* device_of_thread = nullptr;
 
-// In the place of libtorch's allocator, to which it leaves the threads without a scope.
+// Replaces libtorch's allocator; threads without a scope still use that one.
 class ByThread final : public c10::Allocator {
  public:
-  /// The one of the process, installed by the first call and never taken away: storages remember the allocator that
-  /// they grow by.
+  /// Returns the process's allocator. The first call installs it and nothing removes it: storages keep the
+  /// allocator that they grow by.
   static ByThread& installed() {
     static ByThread* const one = [] {
       auto* const by_thread = new ByThread(c10::GetCPUAllocator());
@@ -34,7 +34,7 @@ class ByThread final : public c10::Allocator {
     if (device_of_thread == nullptr) return before_->allocate(bytes);
     if (bytes == 0) return {nullptr, c10::kCPU};
     const std::shared_ptr<Device>& device = *device_of_thread;
-    // Fresh: it is touched at once, while work may be queued that still uses memory of sherd's.
+    // Fresh: it is written at once, while queued operations may still use freed memory of sherd's.
     void* const data =
         device->allocator().allocate(static_cast<int64_t>(bytes), MemoryClass::activation, "libtorch",
                                      /*fresh=*/true);
@@ -47,7 +47,7 @@ class ByThread final : public c10::Allocator {
     }
     return {data, data, &release, c10::kCPU};
   }
-  /// oneDNN asks for memory without a tensor, and gives its address back alone.
+  /// Needed for oneDNN, which allocates memory without a tensor and frees it by its address alone.
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
@@ -58,7 +58,7 @@ class ByThread final : public c10::Allocator {
 
   static void release(void* data) {
     ByThread& self = installed();
-    std::shared_ptr<Device> device;  // let go of behind the lock: it may be the last to hold it
+    std::shared_ptr<Device> device;  // released after the lock: it may be the last reference
     {
       const std::lock_guard lock(self.mutex_);
       if (auto found = self.devices_.extract(data)) device = std::move(found.mapped());
@@ -72,7 +72,7 @@ class ByThread final : public c10::Allocator {
 
   c10::Allocator* const before_;
   std::mutex mutex_;
-  std::unordered_map<void*, std::shared_ptr<Device>> devices_;  // whose each block is
+  std::unordered_map<void*, std::shared_ptr<Device>> devices_;  // owner of each block
 };
 
 }  // namespace

@@ -42,7 +42,7 @@ void Attached::to(::torch::Device, ::torch::Dtype, bool) { refuse("to()"); }
 void Attached::to(::torch::Dtype, bool) { refuse("to()"); }
 void Attached::to(::torch::Device, bool) { refuse("to()"); }
 
-// Of the root alone: what a part of a model has gathered is not known apart.
+// Only at the root: gradients of a part of a model are not known separately.
 void Attached::zero_grad(bool) {
   if (!model || !model->sharded()) return;
   model->require_user_of_gradients();
@@ -56,7 +56,7 @@ std::shared_ptr<::torch::nn::Module> Attached::clone(const std::optional<::torch
 
 void refuse_clone(const ::torch::nn::Module& module) {
   if (const Attached* attached = attached_to(module))
-    attached->clone(std::nullopt);  // throws of a sharded one
+    attached->clone(std::nullopt);  // throws for a sharded module
   throw NotSupported(
       fmt::format("Module::clone() of '{}', a module wrapped by sherd: libtorch would make a plain module of "
                   "it; make a second "
@@ -74,7 +74,7 @@ void Attached::pretty_print(std::ostream& stream) const {
 
 namespace {
 
-// Of a module that is to become a root or a unit.
+// Checks a module that is to become a root or a unit.
 void require_none_sharded(const ::torch::nn::Module& module, const char* what) {
   for (const auto& p : module.named_parameters())
     if (const auto unit = unit_of_parameter(p.value()))
@@ -91,7 +91,7 @@ void require_none_sharded(const ::torch::nn::Module& module, const char* what) {
 Model& model_of(::torch::nn::Module& root) {
   Attached* const there = attached_to(root);
   if (there != nullptr && there->unit && !there->unit->unit().attached())
-    there->unit.reset();  // its root is gone
+    there->unit.reset();  // its root no longer exists
   if (there == nullptr || !there->unit) require_none_sharded(root, "root_of");
   Attached& attached = attach_to(root);
   if (attached.unit && !attached.model)
@@ -104,7 +104,7 @@ Model& model_of(::torch::nn::Module& root) {
 
 Model& sharded_model_of(::torch::nn::Module& root, const char* what) {
   const Attached* attached = attached_to(root);
-  if (attached != nullptr && attached->unit && !attached->model) model_of(root);  // says what is wrong
+  if (attached != nullptr && attached->unit && !attached->model) model_of(root);  // throws the reason
   if (attached == nullptr || !attached->model || !attached->model->sharded())
     throw InvalidArgument(fmt::format(
         "{}: the model is not sharded yet; call sherd::torch::fully_shard() or data_parallel() of it before",

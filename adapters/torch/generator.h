@@ -12,26 +12,27 @@ namespace detail {
 class DefaultsScope;
 }
 
-/// While it lives, random numbers on the CPU that this thread's operations draw (dropout, torch::randn(), the
-/// functions of torch::nn::init) come from a generator of its own, and not from libtorch's default one, which all
-/// threads share and which ranks that are threads would draw from in any order:
+/// Scope with a generator of its own for this thread's random numbers on the CPU (dropout, torch::randn(),
+/// the functions of torch::nn::init). Libtorch's default generator is shared by all threads; ranks that are
+/// threads would draw from it in any order:
 ///
 ///     sherd::launch(4, [&](sherd::RankContext& rank) {
 ///       const sherd::torch::ThreadGenerator random(seed + static_cast<uint64_t>(rank.world->rank()));
 ///       ...
 ///
-/// Numbers on a GPU come from libtorch's generator of that GPU. What names a generator itself keeps that. Scopes nest, and end in the opposite order on the thread that made them.
-/// The numbers are those that the default generator would give after torch::manual_seed(seed).
+/// Numbers on a GPU come from libtorch's generator of that GPU. An operation that names a generator itself
+/// uses that. Scopes nest, and end in the opposite order on the thread that made them. The numbers are those
+/// of the default generator after torch::manual_seed(seed).
 class [[nodiscard]] ThreadGenerator {
  public:
   explicit ThreadGenerator(uint64_t seed);
-  /// Of the CPU; it continues from its state.
+  /// `generator`: one of the CPU; numbers continue from its state.
   explicit ThreadGenerator(const at::Generator& generator);
   ~ThreadGenerator();
   ThreadGenerator(const ThreadGenerator&) = delete;
   ThreadGenerator& operator=(const ThreadGenerator&) = delete;
 
-  /// To save and to load its state (get_state(), set_state()).
+  /// Returns the generator, to save and load its state (get_state(), set_state()).
   const at::Generator& generator() const { return generator_; }
 
  private:

@@ -14,7 +14,7 @@
 namespace sherd::torch {
 namespace {
 
-/// Calls f(parameter, this rank's gradient) where gradients are final and the compute stream has them.
+/// Calls f(parameter, this rank's gradient) once gradients are final and the compute stream has them.
 template <class F>
 detail::Model& for_each_gradient(::torch::nn::Module& root, const char* what, F f) {
   detail::Model& model = detail::sharded_model_of(root, what);
@@ -32,7 +32,7 @@ detail::Model& for_each_gradient(::torch::nn::Module& root, const char* what, F 
   return model;
 }
 
-// Of the ranks that hold the same elements one counts.
+// Returns whether this rank counts: one of the ranks that hold the same elements does.
 bool counts(const Parameter& parameter, int rank) {
   const ParamGroup& group = parameter.group();
   return group.replicated() ? rank == 0 : group.axes().holders_of(parameter.tensor_shard()).index == 0;

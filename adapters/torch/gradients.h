@@ -28,9 +28,10 @@ struct GradientPiece {
 /// @throws InvalidArgument before fully_shard(), and without final gradients.
 std::vector<GradientPiece> gradient_pieces(::torch::nn::Module& root);
 
-/// Returns the L2 norm of each of these gradients over all ranks, by the parameter's name: the root of a sum in f64, the
-/// same on every rank. Of an ignored parameter it is world rank 0's. The norm of these norms is that of clip_grad_norm() to
-/// rounding. Collective, one gather of eight bytes for each parameter and rank.
+/// Returns the L2 norm of each of these gradients over all ranks, by the parameter's name: the root of a sum
+/// in f64, the same on every rank. For an ignored parameter it is world rank 0's. The norm of these norms
+/// equals that of clip_grad_norm() up to rounding. Collective: one gather of 8 bytes for each parameter and
+/// rank.
 /// @throws as gradient_pieces().
 std::vector<std::pair<std::string, double>> gradient_norms(::torch::nn::Module& root);
 

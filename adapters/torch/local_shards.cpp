@@ -19,8 +19,8 @@
 namespace sherd::torch {
 namespace {
 
-// With the parameter's number of dimensions on every rank, whatever a rank holds of it: grouping by dim() is then the same
-// on all ranks, and the same as of the parameters themselves.
+// Returns a shape with the parameter's number of dimensions on every rank, for any part that a rank holds.
+// Grouping by dim() is then the same on all ranks, and the same as for the parameters themselves.
 std::vector<int64_t> shape_of_shard(const Parameter& parameter) {
   const ParamRange range = parameter.shard_range();
   std::vector<int64_t> shape(parameter.shape().begin(), parameter.shape().end());
@@ -58,7 +58,7 @@ struct LocalShards::Impl {
 
 void LocalShards::Impl::update_with_gradients(const std::function<void()>& update) {
   const auto on_compute = device->on_compute();
-  // Whatever ends the update: the gradients' buffers are the next step's.
+  // Scope of the gradients: however the update ends, their buffers are the next step's.
   struct Gradients {
     std::vector<detail::NamedShard>& shards;
     std::vector<at::Tensor> views;
@@ -116,7 +116,8 @@ bool LocalShards::step(const std::function<void()>& update) {
     return state.stepped();
   }
   runtime->require_gradients("LocalShards::step()");
-  if (impl_->skip_non_finite && !runtime->skip().defined()) clip_grad_norm(impl_->root, 0);  // measures
+  if (impl_->skip_non_finite && !runtime->skip().defined())
+    clip_grad_norm(impl_->root, 0);  // computes the norm
   Stream& compute = runtime->device().compute();
   int64_t skip = 0;
   if (runtime->skip().defined()) ops::copy_to_host(compute, &skip, runtime->skip());

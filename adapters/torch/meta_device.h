@@ -9,16 +9,16 @@ namespace detail {
 class DefaultsScope;
 }
 
-/// While it lives, tensors that this thread makes without naming a device are on the meta device, which has no memory:
-/// modules that are made meanwhile are described only, as if each of their tensors were made with torch::kMeta.
-/// fully_shard() gives them their values, one module at a time, so that no rank ever holds the whole model.
+/// Scope in which this thread makes tensors on the meta device unless they name a device. The meta device has
+/// no memory: modules made in the scope are described only, as if each tensor were made with torch::kMeta.
+/// fully_shard() gives them values, one module at a time, so that no rank ever holds the unsharded model.
 ///
 ///     std::optional<sherd::torch::MetaDevice> meta(std::in_place);
 ///     Net model;
 ///     meta.reset();
 ///     sherd::torch::fully_shard<BlockImpl>(*model, mesh);
 ///
-/// What a constructor writes to its tensors is lost: see ParameterInit (reset_parameters.h).
+/// Values that a constructor writes to its tensors are lost: see ParameterInit (reset_parameters.h).
 class [[nodiscard]] MetaDevice {
  public:
   MetaDevice();

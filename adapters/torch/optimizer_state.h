@@ -14,16 +14,17 @@ namespace sherd::torch {
 
 /// Fields of an optimizer's state of one parameter. The pointers are into that state.
 struct StateFields {
-  /// By their names in checkpoints: words without a dot, not "step". Each tensor is f32, of the parameter's sizes, updated
-  /// element by element.
+  /// Tensors by their names in checkpoints: words without a dot, not "step". Each tensor is f32, of the
+  /// parameter's sizes, and updated element by element.
   std::vector<std::pair<std::string, at::Tensor*>> tensors = {};
   /// The count of updates; null for an optimizer without one.
   int64_t* step = nullptr;
 };
 
-/// Names the state that an optimizer of class `Optimizer` keeps for each parameter: the class of the state (`Param`), that
-/// of the options (`Options`), and its fields under given options. An optimizer with StateFields::step begins with zeros
-/// (or with state that it made before); one without makes its state in the first update.
+/// Names the state that an optimizer of class `Optimizer` keeps for each parameter: the class of the state
+/// (`Param`), the class of the options (`Options`), and the fields under given options. An optimizer with
+/// StateFields::step begins with zeros, or with its earlier state. One without makes its state in the first
+/// update.
 ///
 /// A program specializes it for other optimizers that update element by element:
 ///

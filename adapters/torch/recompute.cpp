@@ -27,7 +27,7 @@ namespace autograd = ::torch::autograd;
 
 using TensorList = std::vector<at::Tensor>;
 
-/// Whether operations on CPUs and GPUs choose a dtype by themselves, and which.
+/// Autocast on CPUs and GPUs: enabled or not, and the dtype.
 class Autocast {
  public:
   Autocast() {
@@ -62,7 +62,8 @@ class AutocastScope {
   Autocast before_;
 };
 
-/// While it lives, autocast keeps no casts of weights: one of the second run would be found by the next step's forward.
+/// Scope in which autocast keeps no casts of weights: the next step's forward would use one of the second
+/// run.
 class NoCachedCasts {
  public:
   NoCachedCasts() { at::autocast::set_autocast_cache_enabled(false); }
@@ -104,7 +105,7 @@ class GpuStates {
   void set() const {
     for (const auto& [generator, state] : states_) set_state(generator, state);
   }
-  /// Of the same generators, now.
+  /// Returns the present states of the same generators.
   GpuStates now() const {
     GpuStates now;
     for (const auto& [generator, state] : states_) now.states_.emplace_back(generator, state_of(generator));
@@ -115,7 +116,7 @@ class GpuStates {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// While it lives, they are as they were.
+/// Scope in which the generators have these states.
 class GpuStatesScope {
  public:
   explicit GpuStatesScope(const GpuStates& then) : before_(then.now()) { then.set(); }
@@ -127,13 +128,13 @@ class GpuStatesScope {
   const GpuStates before_;
 };
 
-/// What the second run needs beside the inputs.
+/// Data of the second run beside the inputs.
 struct SecondRun final : ::torch::CustomClassHolder {
   std::function<TensorList(const TensorList&)> again;
-  at::Generator generator;  // as it was before the first
+  at::Generator generator;  // state before the first run
   GpuStates gpus;           // likewise
   Autocast autocast;
-  WrittenTensors written;    // by the first
+  WrittenTensors written;    // by the first run
   std::vector<bool> wanted;  // inputs that need a gradient
   OwedBackwards owed;
 };
@@ -146,7 +147,8 @@ at::Generator copy_of(at::Generator generator) {
 constexpr const char* kSecondRun = "second run";
 
 struct SherdRecompute : autograd::Function<SherdRecompute> {
-  // `anchor` is a tensor that needs a gradient, so that backward comes here also where weights inside alone do.
+  // `anchor` is a tensor that needs a gradient: backward runs this function even where only inner weights
+  // need one.
   static autograd::variable_list forward(autograd::AutogradContext* context,
                                          const c10::intrusive_ptr<SecondRun>& second,
                                          const std::function<TensorList()>& first, at::TensorList inputs,
@@ -226,9 +228,9 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
       with.push_back(gradients[i]);
     }
     if (!from.empty()) autograd::backward(from, with);
-    autograd::variable_list all(2);  // of the two functions
+    autograd::variable_list all(2);  // for the two functions
     for (const at::Tensor& t : inputs) all.push_back(t.requires_grad() ? t.grad() : at::Tensor());
-    all.emplace_back();  // of the anchor
+    all.emplace_back();  // for the anchor
     return all;
   }
 };

@@ -1,4 +1,4 @@
-// Activation recomputation: a region of a forward is dropped, and run again when backward needs it.
+// Activation recomputation: drops the activations of a region, and runs it again in backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,41 +17,44 @@ namespace sherd::torch {
 
 namespace detail {
 
-/// Runs `first`, of which autograd records nothing; backward runs `again` with tensors in the place of `inputs`, and
-/// goes through that. Both return as many tensors.
+/// Runs `first` without recording. Backward runs `again` with tensors that replace `inputs`, and
+/// differentiates that run. Both return as many tensors.
 std::vector<at::Tensor> run_twice(
     const std::vector<at::Tensor>& inputs, const std::function<std::vector<at::Tensor>()>& first,
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)> again);
 
-/// Tensors by the thousand are passed by value; nothing is held but these.
+/// Returns a tensor without values, which replaces the tensors of held arguments.
 at::Tensor nothing_held();
 
 }  // namespace detail
 
-/// f(args...), of which autograd keeps nothing but the arguments: backward runs f again before it goes through it. The
-/// result is that of f. Gradients have the same bits as without; random numbers (dropout) are drawn again as they were.
-/// Without recording it is just f(args...).
+/// Returns f(args...). Autograd keeps only the arguments: backward runs f again before it differentiates it.
+/// Gradients have the same bits as without recomputation; random numbers (dropout) are drawn again as they
+/// were. Without recording it is just f(args...).
 ///
 ///     for (const auto& block : *blocks)
 ///       x = sherd::torch::recompute([block](const at::Tensor& h) { return block->as<Block>()->forward(h); }, x);
 ///
-/// Calls of wrapped modules may be inside, and it may be inside of one. In the second run a wrapped module's weights
-/// are gathered in the place of its backward, and stay for that where their memory lasts; scopes of several units cost
-/// the other units' gathers once more. Scopes may be nested; the inner ones count in the second run of the outer.
+/// Calls of wrapped modules may be inside of f, and recompute() may be inside of a call. The second run
+/// unshards a wrapped module's weights instead of its backward. They stay unsharded for that backward if
+/// their memory lasts; scopes of several units unshard the other units once more. Scopes may nest; the inner
+/// ones count in the second run of the outer one.
 ///
-/// Random numbers on a GPU are drawn again where one of the arguments is on it.
+/// Random numbers on a GPU are drawn again if one of the arguments is on it.
 ///
-/// f and the arguments are copied and live until the graph is gone; f takes tensors, as values or const references.
-/// Tensors are found in arguments and result as by call() (tensors.h); those that f refers to otherwise, weights apart,
-/// have no gradients. f runs twice: it depends on its arguments, weights, random numbers and the tensors that it writes, and
-/// on nothing else that changes in between (a module's mode, say). Autocast is as it was.
+/// f and the arguments are copied and live as long as the graph; f takes tensors, as values or const
+/// references. Tensors are found in arguments and result as by call() (tensors.h). Other tensors that f
+/// refers to have no gradients, except weights. f runs twice: it depends on its arguments, weights, random
+/// numbers and the tensors that it writes, and on nothing else that changes in between (a module's mode,
+/// say). Autocast is as it was.
 ///
-/// Tensors that f writes in place change once: running statistics, counters, buffers of a program's modules. The second run
-/// gets copies with the values from before the first, so that it computes the same and changes nothing. The parts that f
-/// writes are copied in the first run, and kept until backward. Writes are seen when they are operations of libtorch: what
-/// f writes through a pointer, or assigns to a member, changes twice.
+/// Tensors that f writes in place change once: running statistics, counters, buffers of a program's modules.
+/// The second run gets copies with the values from before the first, so that it computes the same and changes
+/// nothing. The parts that f writes are copied in the first run, and kept until backward. Only writes by
+/// operations of libtorch are detected: a write through a pointer, or an assignment to a member, happens
+/// twice.
 ///
-/// Every tensor of the result that can have a gradient says that it needs one, whether or not something in f does.
+/// Every tensor of the result that can have a gradient has requires_grad on, even if nothing in f needs one.
 /// @throws InvalidArgument when f writes to an argument in place; from backward(), when f returns another number of
 /// tensors the second time. NotSupported from a backward with create_graph, and from torch::autograd::grad().
 template <class F, class... Args>
@@ -69,7 +72,7 @@ auto recompute(F f, Args... args) -> std::decay_t<std::invoke_result_t<F&, Args&
   std::tuple<Args...> held(std::move(args)...);
   std::optional<Result> result;
   const std::vector<at::Tensor> inputs = tensors_of(held);
-  // The first run leaves its result; autograd's function holds the arguments' tensors until the second.
+  // The first run stores its result; autograd's function holds the arguments' tensors until the second.
   const auto first = [&] {
     result.emplace(std::apply(f, held));
     return tensors_of(*result);

@@ -10,7 +10,7 @@ namespace {
 
 namespace nn = ::torch::nn;
 
-/// Calls f(M&) for the M that the module is, if it is one of them.
+/// Calls f(M&) if the module is one of the types M.
 template <class... M, class F>
 bool with_one_of(nn::Module& module, F&& f) {
   const auto attempt = [&]<class T>(T* known) {
@@ -20,8 +20,8 @@ bool with_one_of(nn::Module& module, F&& f) {
   return (attempt(dynamic_cast<M*>(&module)) || ...);
 }
 
-/// Calls f(M&) for the module of libtorch's with a reset_parameters() of its own parameters that it is, if it is one.
-/// Not here are those whose function is about their children, each of which is reset by itself.
+/// Calls f(M&) if the module is one of libtorch's with a reset_parameters() of its own parameters. Modules
+/// whose function resets their children are left out: each child is reset by itself.
 template <class F>
 bool with_known(nn::Module& module, F&& f) {
   return with_one_of<nn::LinearImpl, nn::BilinearImpl, nn::EmbeddingImpl, nn::EmbeddingBagImpl,

@@ -22,7 +22,7 @@ struct SharingRanks final : ::torch::CustomClassHolder {
 
 constexpr const char* kRanks = "ranks";
 
-// The sum over ranks, on each of them; its gradient is the sum of theirs.
+// Sum over ranks, on each of them; its gradient is the sum of theirs.
 struct SherdSumOverRanks : autograd::Function<SherdSumOverRanks> {
   static at::Tensor forward(autograd::AutogradContext* context, const c10::intrusive_ptr<SharingRanks>& of,
                             const at::Tensor& local) {
@@ -59,7 +59,7 @@ at::Tensor SyncBatchNormImpl::sum_over_ranks(const at::Tensor& local) const {
   return SherdSumOverRanks::apply(c10::make_intrusive<SharingRanks>(ranks_), local);
 }
 
-// As torch::nn::BatchNorm does: the variance is unbiased in here, and not in the normalization.
+// As in torch::nn::BatchNorm, the variance is unbiased here and biased in the normalization.
 void SyncBatchNormImpl::track(const at::Tensor& mean, const at::Tensor& variance, double count) {
   const at::NoGradGuard no_grad;
   num_batches_tracked.add_(1);

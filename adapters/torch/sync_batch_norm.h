@@ -11,20 +11,21 @@
 
 namespace sherd::torch {
 
-/// In the place of torch::nn::BatchNorm1d, 2d and 3d: in training mode mean and variance are those of the batches of all
-/// ranks together, as of one rank with the whole batch. Same options, parameters, buffers and names.
+/// Replacement of torch::nn::BatchNorm1d, 2d and 3d. In training mode mean and variance are those of all
+/// ranks' batches together, as on one rank with the whole batch. Same options, parameters, buffers and names.
 ///
 ///     sherd::torch::SyncBatchNorm norm{torch::nn::BatchNormOptions(64)};
 ///     ...
 ///     sherd::torch::share_batches(*model, mesh);   // before or after fully_shard(), before the first forward
 ///
-/// Channels are dimension 1 of an input [n, c, ...]; ranks may have different n, or 0. Sums, over elements and then over
-/// ranks in the communicator's order, and what follows from them for a channel are f64; each element is computed in f32
-/// (f64 for an f64 input), and the result has the input's dtype. Running statistics, with the unbiased variance, are the
-/// same on every rank, and so is evaluation. Gradients go through the statistics, to any order.
+/// Channels are dimension 1 of an input [n, c, ...]; ranks may have different n, or 0. Sums are f64, over
+/// elements and then over ranks in the communicator's order, as are the values of a channel derived from
+/// them. Each element is computed in f32 (f64 for an f64 input), and the result has the input's dtype.
+/// Running statistics, with the unbiased variance, are the same on every rank, and so is evaluation.
+/// Gradients pass through the statistics, to any order.
 ///
-/// In training mode a forward is collective over the ranks that share the batch: two small all-reduces, and two in its
-/// backward. Evaluation has none. Without share_batches() it is one rank's.
+/// In training mode a forward is collective over the ranks that share the batch: two small all-reduces, and
+/// two in its backward. Evaluation has none. Without share_batches() the batch is one rank's.
 class SyncBatchNormImpl
     : public ::torch::nn::NormImplBase<1, SyncBatchNormImpl, ::torch::nn::BatchNormOptions>,
       public Resettable {
@@ -34,7 +35,7 @@ class SyncBatchNormImpl
   /// @throws InvalidArgument for an input of fewer than two dimensions or of other channels, and, in training mode, when all
   /// ranks together have at most one value for each channel.
   at::Tensor forward(const at::Tensor& input);
-  /// By `ranks`, a communicator that nothing else uses; null: this rank alone.
+  /// Shares the batch with `ranks`, a communicator without other users; null: this rank alone.
   void share(std::shared_ptr<Communicator> ranks) { ranks_ = std::move(ranks); }
   void reset_parameters() override { NormImplBase::reset_parameters(); }
   void pretty_print(std::ostream& stream) const override;

@@ -15,22 +15,21 @@
 
 namespace sherd::torch {
 
-/// How calls of wrapped modules find the tensors inside of a value of type T: `known`, and visit(value, f),
-/// which calls f(at::Tensor&) for each of them, always in the same order; f may put another tensor in its
-/// place.
+/// Finds the tensors in a value of type T, for calls of wrapped modules: `known`, and visit(value, f).
+/// visit() calls f(at::Tensor&) for each of them, always in the same order; f may replace the tensor.
 ///
-/// Known are tensors, and std::vector, array, optional, pair, tuple and map of what is known. A program that
-/// passes structures of its own says how:
+/// Known are tensors, and std::vector, array, optional, pair, tuple and map of known types. A program
+/// specializes it for its own structures:
 ///
 ///     template <> struct sherd::torch::Tensors<Output> {
 ///       static constexpr bool known = true;
 ///       template <class F> static void visit(Output& o, F&& f) { f(o.logits); f(o.hidden); }
 ///     };
 ///
-/// An argument of a type that is not known is handed on as it is: tensors inside get no gradient through the
-/// module's end of backward, so that its gradients are reduced later than they could be, and are not cast. A
-/// result has to be of a known type, or hold nothing (bool, numbers, strings, void), and so have all members of tuples
-/// and pairs in it, which the compiler refuses otherwise.
+/// An argument of an unknown type is passed on unchanged. Its tensors get no gradient at the module's end of
+/// backward: gradients are reduced later than possible, and tensors are not cast. A result must be of a known
+/// type, or hold no tensors (bool, numbers, strings, void). So must all members of its tuples and pairs; the
+/// compiler refuses others.
 template <class T>
 struct Tensors {
   static constexpr bool known = false;
@@ -47,14 +46,14 @@ struct Tensors<at::Tensor> {
 
 namespace detail {
 
-/// What is known of a value; without effect for others.
+/// Visits a value of a known type; no effect for others.
 template <class T, class F>
 void visit_known(T& value, F&& f) {
   if constexpr (Tensors<T>::known) Tensors<T>::visit(value, f);
 }
 
-/// Whether all tensors in a result of type T are found. Those of a type that is known are, unless its Tensors says
-/// otherwise by `complete`, as those of tuples do.
+/// Returns whether all tensors in a result of type T are found. True for a known type, unless its Tensors
+/// defines `complete`, as those of tuples do.
 template <class T>
 consteval bool complete() {
   if constexpr (requires { Tensors<T>::complete; }) {
@@ -65,7 +64,7 @@ consteval bool complete() {
   }
 }
 
-/// Of a container of values of one type.
+/// Tensors of a container of values of one type.
 template <class T>
 struct TensorsInside {
   static constexpr bool known = true;

@@ -21,7 +21,7 @@ template <class LayerImpl>
 class ShardedLayers : public nn::Module {
  public:
   using Layer = Sharded<LayerImpl>;
-  /// @throws InvalidArgument for layers of another type, or that sherd has seen.
+  /// @throws InvalidArgument for layers of another type, and for layers known to sherd.
   template <class Coder>
   explicit ShardedLayers(const Coder& coder) : nn::Module(coder.name()), norm_(coder.norm) {
     nn::ModuleList list;
@@ -73,7 +73,8 @@ class ShardedDecoder final : public ShardedLayers<nn::TransformerDecoderLayerImp
   }
 };
 
-/// The same layers in a module of type New. @throws InvalidArgument for another one than libtorch's Old.
+/// Returns the same layers in a module of type New. @throws InvalidArgument for a module that is not
+/// libtorch's Old.
 template <class New, class Old>
 std::shared_ptr<New> replacement(const nn::AnyModule& module, const char* name) {
   const auto old = std::dynamic_pointer_cast<Old>(module.ptr());

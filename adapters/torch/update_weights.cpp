@@ -17,7 +17,7 @@
 namespace sherd::torch {
 namespace {
 
-/// The parameters below a module, each once, and the model that they are of.
+/// The parameters below a module, each once, and their model.
 struct Below {
   std::shared_ptr<detail::Model> model;
   std::vector<std::pair<Parameter, at::Tensor>> parameters;
@@ -44,7 +44,7 @@ Below below(::torch::nn::Module& module) {
   return all;
 }
 
-/// While it lives, calls of the model are refused.
+/// Scope in which calls of the model are refused.
 class Updating {
  public:
   explicit Updating(detail::Model& model) : model_(model) { model_.updating = true; }
@@ -56,7 +56,7 @@ class Updating {
   detail::Model& model_;
 };
 
-/// A parameter that has all its values in memory of libtorch's, in f32, while it lives.
+/// A parameter that has all its values in libtorch's memory, in f32, until its destruction.
 class Whole {
  public:
   Whole(const at::Tensor& tensor, at::Tensor values)
@@ -99,7 +99,7 @@ void update_weights(::torch::nn::Module& module, const std::function<void()>& ch
     for (const auto& [parameter, tensor] : all.parameters) {
       const Tensor full = parameter.dtensor().full_tensor(compute);
       all.model->join();
-      // Of its own, also where a rank holds all of it: nothing has changed when change() throws.
+      // A copy, even where a rank holds all of it: if change() throws, nothing has changed.
       whole.emplace_back(
           tensor, detail::view_of(full, tensor.sizes(), at::kFloat, all.model->device().place()).clone());
     }

@@ -1,5 +1,5 @@
-// Reading of storages again, for versions of libtorch (2.11 among them) that can forbid it and cannot allow
-// it.
+// Makes storages readable again with versions of libtorch (2.11 among them) that can forbid it and cannot
+// allow it.
 #include <c10/core/StorageImpl.h>
 
 #include <sherd/torch/detail/tensor_memory.h>
@@ -7,8 +7,9 @@
 namespace sherd::torch::detail {
 namespace {
 
-// The names in an explicit instantiation are not checked for access ([temp.spec]), so that this function, which the
-// instantiation defines, may name the private member. Those versions have it, and later ones do not compile this file.
+// Names in an explicit instantiation are not checked for access ([temp.spec]). The instantiation defines this
+// function, so it may name the private member. Those versions have the member; later ones do not compile this
+// file.
 template <bool c10::StorageImpl::*kForbidden>
 struct Forbidden {
   friend bool& reading_is_forbidden(c10::StorageImpl& storage) { return storage.*kForbidden; }

@@ -14,19 +14,19 @@ namespace sherd::torch::detail {
 class Model;
 class UnitUse;
 
-/// The name under which it is registered.
+/// Name under which the child module is registered.
 inline constexpr const char* kAttached = "_sherd";
 
-/// Registered as a child of every module that wrap() or root_of() has seen. Libtorch applies to(), clone()
-/// and zero_grad() to children: this child refuses the first two and records the third.
+/// Child of every module that wrap() or root_of() was called with. Libtorch applies to(), clone() and
+/// zero_grad() to children. This child refuses the first two and records the third.
 class Attached final : public ::torch::nn::Module {
  public:
   Attached() : ::torch::nn::Module("sherd::torch") {}
 
-  std::optional<Wrap> noted;      // by wrap(), until the root is sharded
-  std::shared_ptr<UnitUse> unit;  // of a sharded tree
-  std::shared_ptr<Model> model;   // of its root
-  bool recomputed = false;        // by recompute_calls()
+  std::optional<Wrap> noted;      // set by wrap(); cleared when the root is sharded
+  std::shared_ptr<UnitUse> unit;  // unit of a sharded tree
+  std::shared_ptr<Model> model;   // set at the root
+  bool recomputed = false;        // set by recompute_calls()
 
   void to(::torch::Device device, ::torch::Dtype dtype, bool non_blocking) override;
   void to(::torch::Dtype dtype, bool non_blocking) override;
@@ -40,18 +40,19 @@ class Attached final : public ::torch::nn::Module {
   void refuse(const char* what) const;
 };
 
-/// Null when the module has none.
+/// Returns the module's Attached; null without one.
 Attached* attached_to(const ::torch::nn::Module& module);
-/// The module's, made now if it has none.
+/// Returns the module's Attached; creates it if it is missing.
 Attached& attach_to(::torch::nn::Module& module);
-/// Makes it the first child. Libtorch hands what is done to a module on to its children in their order, and what sherd
-/// refuses is to be refused before others have been moved or converted. Only of modules that are sharded: clone() of a
-/// Sequential that is not counts children.
+/// Makes it the first child. Libtorch applies an operation to children in their order. sherd must refuse an
+/// operation before other children are moved or converted. For sharded modules only: clone() of an unsharded
+/// Sequential counts children.
 void put_first(::torch::nn::Module& module);
 
-/// The model whose root this is, described now if it was not. @throws InvalidArgument as root_of() does.
+/// Returns the model with this root; describes it if it is new. @throws InvalidArgument as root_of() does.
 Model& model_of(::torch::nn::Module& root);
-/// The same of a root that is sharded. @throws InvalidArgument, which begins with `what`, for others.
+/// Returns the model with this root, which must be sharded. @throws InvalidArgument, beginning with `what`,
+/// otherwise.
 Model& sharded_model_of(::torch::nn::Module& root, const char* what);
 
 }  // namespace sherd::torch::detail

@@ -26,13 +26,14 @@ autograd::variable_list noted(autograd::AutogradContext* context, const c10::int
   return {};
 }
 
-// Gradients pass unchanged; the call itself is the first argument, and has none.
+// Passes gradients unchanged; the call itself, the first argument, has none.
 autograd::variable_list passed(autograd::variable_list gradients) {
   gradients.insert(gradients.begin(), at::Tensor());
   return gradients;
 }
 
-// What leaves a call while autograd records: a later backward through it enters the call again.
+// Marks gradients that leave a call while autograd records: a later backward through them enters the call
+// again.
 void mark_gradients(const c10::intrusive_ptr<Call>& call, autograd::variable_list& gradients) {
   std::vector<at::Tensor*> defined;
   for (at::Tensor& g : gradients)
@@ -56,9 +57,9 @@ struct SherdUnitInputs : autograd::Function<SherdUnitInputs> {
 };
 
 struct SherdUnitOutputs : autograd::Function<SherdUnitOutputs> {
-  // Not the tensors themselves: these would come out as views that must not be written in place. That is
-  // right for tensors that share memory with an argument or another result: a write to one would change the
-  // other, which autograd could not detect for a detached tensor.
+  // Detaches results. Returned as they are, they would be views that must not be written in place. Views are
+  // right for tensors that share memory with an argument or another result. A write to one would change the
+  // other, and autograd could not detect it for a detached tensor.
   static autograd::variable_list forward(autograd::AutogradContext* context,
                                          const c10::intrusive_ptr<Call>& call, at::TensorList outputs) {
     noted(context, call);
@@ -85,7 +86,7 @@ void mark(const c10::intrusive_ptr<Call>& call, const std::vector<at::Tensor*>& 
     if (t->requires_grad()) *t = marked[i++];
 }
 
-// Marks the gradient of a parameter that autograd gives to the program together with its graph.
+// Marks the gradient of a parameter that autograd returns together with its graph.
 class GradientReturned final : public autograd::FunctionPreHook {
  public:
   explicit GradientReturned(std::weak_ptr<UnitUse> unit) : unit_(std::move(unit)) {}
@@ -147,7 +148,7 @@ void Call::give_up() noexcept {
     if (!model || model->step() != step_) return;
     --unit_->due;
     unit_->unit().drop_backward();
-  } catch (...) {  // the model is gone
+  } catch (...) {  // the model no longer exists
   }
 }
 
@@ -157,10 +158,10 @@ void Call::recorded() {
 }
 
 void Call::enter() {
-  if (state_ == State::backward) return;  // for a call inside of it, or by another of its results
+  if (state_ == State::backward) return;  // entered for an inner call, or by another of its results
   const std::string& name = unit_->unit().name();
   const auto model = unit_->model();
-  if (!model) unit_->unit().pre_backward();  // says what is wrong
+  if (!model) unit_->unit().pre_backward();  // throws the reason
   const auto require_this_step = [&] {
     if (model->step() != step_)
       throw InvalidArgument(
@@ -189,7 +190,7 @@ void Call::enter() {
         "backward() of what is computed from them",
         name));
   require_this_step();
-  // The call around this one has weights of its own to gather, and is to end after it.
+  // The enclosing call has weights of its own to unshard, and must end later.
   if (parent_ && parent_->state_ == State::due) parent_->enter();
   Pass::of(model)->enter(c10::intrusive_ptr<Call>::reclaim_copy(this));
 }
@@ -197,7 +198,7 @@ void Call::enter() {
 void Call::leave() {
   const auto model = unit_->model();
   if (const auto reading = model ? Reading::of(model) : nullptr) return reading->leave(*this);
-  if (state_ != State::backward) return;  // nothing of it was reached by way of its results
+  if (state_ != State::backward) return;  // backward reached none of its results
   if (const auto pass = model ? model->pass.lock() : nullptr) pass->leave(*this);
 }
 
@@ -217,7 +218,7 @@ std::shared_ptr<Pass> Pass::of(const std::shared_ptr<Model>& model) {
 
 void Pass::enter(c10::intrusive_ptr<Call> call) {
   UnitUse& unit = call->unit();
-  // The gradients of an earlier call of the same unit stay open, and this one adds to them.
+  // Gradients of an earlier call of the same unit stay open, and this call adds to them.
   for (size_t i = open_.size(); i-- > 0;)
     if (&open_[i]->unit() == &unit && open_[i]->state_ == Call::State::left) close(i, true);
   unit.require_own_memory();
@@ -234,7 +235,7 @@ void Pass::enter(c10::intrusive_ptr<Call> call) {
 void Pass::leave(Call& call) {
   const bool more = call.unit().due > 1;
   const bool all = !more && call.unit().unit().root();
-  // Calls inside have ended, too, also those without a report of their end: this call is complete.
+  // Inner calls have ended too, also those without a report of their end: this call is complete.
   for (size_t i = open_.size(); i-- > 0;) {
     Call& other = *open_[i];
     if (&other == &call || !(all || other.inside(call))) continue;
@@ -245,7 +246,8 @@ void Pass::leave(Call& call) {
     }
   }
   if (more) {
-    // The root's stays open: suspending it would need the units inside of it, which further calls keep open, to have ended.
+    // The root's stays open. Suspending it would require its inner units to have ended, and further calls
+    // keep them open.
     if (!call.unit().unit().root()) call.state_ = Call::State::left;
     return;
   }
@@ -281,7 +283,7 @@ Pass::~Pass() {
   if (finished_) return;
   try {
     model_->device().before_compute();
-  } catch (...) {  // the device has failed, which every later call on it says again
+  } catch (...) {  // the device has failed; every later call on it reports that
   }
   for (; !open_.empty(); open_.pop_back()) {
     Call& call = *open_.back();
@@ -315,11 +317,11 @@ std::shared_ptr<Reading> Reading::of(const std::shared_ptr<Model>& model) {
 
 void Reading::enter(const c10::intrusive_ptr<Call>& call) {
   if (any_open([&](const Call& other) { return &other == call.get(); })) return;
-  // A forward that runs has its weights.
+  // The weights of a running forward are unsharded.
   if (call->parent_ && call->parent_->state_ != Call::State::forward) enter(call->parent_);
   UnitUse& unit = call->unit();
   unit.require_own_memory();
-  unit.unit().pre_forward(ForwardKind::recomputed);  // not of the order that forwards are prefetched by
+  unit.unit().pre_forward(ForwardKind::recomputed);  // outside of the order for prefetching forwards
   entries_.push_back({call});
   unit.bind();
   model_->join();
@@ -368,7 +370,7 @@ std::vector<c10::intrusive_ptr<Call>> Reading::calls_of(const UnitUse& unit) con
   return all;
 }
 
-// Calls that are open here were left by an exception.
+// An exception left the calls that are still open here.
 Reading::~Reading() {
   for (size_t i = entries_.size(); i-- > 0;) {
     if (!entries_[i].open) continue;

@@ -1,4 +1,4 @@
-// Calls of wrapped modules, and the backward through them.
+// Calls of wrapped modules and their backward.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -13,39 +13,40 @@
 
 namespace sherd::torch::detail {
 
-/// One recorded forward of a unit and its backward. Autograd's graph holds it by two functions around the
-/// module's own: one on the results, which backward comes to first, and one on the arguments, which it comes
-/// to when it has done all else of the call (autograd takes what was recorded later first). Arguments that
-/// need no gradient have no such function: that call ends with the call around it, or with the pass.
+/// One recorded forward of a unit and its backward. Two functions in autograd's graph hold it. The one on the
+/// results runs first in backward. The one on the arguments runs last: autograd runs functions in the reverse
+/// order of recording. A call whose arguments need no gradient has no function there. It ends with the
+/// enclosing call, or with the pass.
 class Call final : public ::torch::CustomClassHolder {
  public:
-  /// In the forward of `parent`, if not null.
+  /// `parent`: the call whose forward encloses this one; may be null.
   Call(std::shared_ptr<UnitUse> unit, c10::intrusive_ptr<Call> parent, uint64_t step);
-  /// The graph is gone: a backward that was due does not come.
+  /// Drops a due backward: the graph no longer exists.
   ~Call() override;
 
   UnitUse& unit() const { return *unit_; }
-  /// Before they are marked.
+  /// Records the memory of the arguments. Call it before mark_inputs().
   void note_arguments(const std::vector<at::Tensor*>& tensors);
-  /// With an argument of the call, or with another one of its results.
+  /// Returns whether the result shares memory with an argument or another result of the call.
   bool shares_memory(const at::Tensor& result, at::TensorList results) const;
-  /// The forward has ended; backward is due.
+  /// Ends the forward: backward is due.
   void recorded();
-  /// Backward, or a Reading, comes from behind. @throws InvalidArgument when it cannot.
+  /// Begins the backward, or the part of a Reading. @throws InvalidArgument for a call that has no backward
+  /// now.
   void enter();
-  /// It has left in front.
+  /// Ends what enter() began.
   void leave();
-  /// It is in the forward of `other`.
+  /// Returns whether this call is in the forward of `other`.
   bool inside(const Call& other) const;
 
  private:
   friend class Pass;
   friend class Reading;
   enum class State {
-    forward,  // runs, or has left nothing to go backward through
+    forward,  // runs, or recorded nothing for a backward
     due,
     backward,  // runs
-    left,      // has ended, but what it began is open: a further call of the unit may come in this pass
+    left,      // has ended, but its unit stays open for a further call in this pass
     done,
   };
   void give_up() noexcept;
@@ -57,8 +58,8 @@ class Call final : public ::torch::CustomClassHolder {
   std::set<const c10::StorageImpl*> arguments_;
 };
 
-/// One backward of autograd's through calls of one model. Autograd's engine owns it by its final callback:
-/// destroyed before finish(), an exception has ended the backward.
+/// One backward of autograd through calls of one model. The final callback of autograd's engine owns it.
+/// Destruction before finish() means that an exception ended the backward.
 class Pass {
  public:
   explicit Pass(std::shared_ptr<Model> model) : model_(std::move(model)) {}
@@ -66,30 +67,31 @@ class Pass {
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
 
-  /// That which runs on this thread, or a new one.
+  /// Returns the pass that runs on this thread, or a new one.
   static std::shared_ptr<Pass> of(const std::shared_ptr<Model>& model);
   void enter(c10::intrusive_ptr<Call> call);
   void leave(Call& call);
   void finish();
-  /// The call in whose backward we are; null between calls.
+  /// Returns the call whose backward runs; null between calls.
   c10::intrusive_ptr<Call> innermost() const {
     return open_.empty() ? c10::intrusive_ptr<Call>() : open_.back();
   }
 
  private:
-  /// The unit's backward ends: with its reduction, unless a further call of the unit is coming.
+  /// Ends the unit's backward and reduces its gradients, unless `more`: a further call of the unit follows.
   void close(size_t at, bool more);
 
   std::shared_ptr<Model> model_;
-  std::vector<c10::intrusive_ptr<Call>> open_;  // by the order in which they were entered
+  std::vector<c10::intrusive_ptr<Call>> open_;  // in the order of enter()
   bool finished_ = false;
 };
 
-/// One run of autograd through calls of one model that adds to the gradient of none of its parameters:
-/// torch::autograd::grad(), or backward() of chosen inputs. Weights are unsharded as in a backward, and nothing is reduced;
-/// a backward that is due stays due. With create_graph, what leaves a call (gradients of its arguments and parameters) is
-/// marked as its results are: a later run through that graph enters the call before it needs the weights, and holds it.
-/// Owned as a Pass is.
+/// One run of autograd through calls of one model that adds to no parameter's gradient:
+/// torch::autograd::grad(), or backward() of chosen inputs. It unshards weights as a backward does, reduces
+/// nothing, and leaves due backwards due.
+/// With create_graph, the gradients of a call's arguments and parameters are marked as the call's results
+/// are. A later run through that graph enters the call before it needs the weights, and keeps it. Owned as a
+/// Pass is.
 class Reading {
  public:
   Reading(std::shared_ptr<Model> model, int task);
@@ -97,12 +99,13 @@ class Reading {
   Reading(const Reading&) = delete;
   Reading& operator=(const Reading&) = delete;
 
-  /// That which runs on this thread, or a new one; null when autograd adds to gradients of the model's parameters.
+  /// Returns the reading that runs on this thread, or a new one. Null when autograd adds to gradients of the
+  /// model's parameters.
   static std::shared_ptr<Reading> of(const std::shared_ptr<Model>& model);
   void enter(const c10::intrusive_ptr<Call>& call);
   void leave(const Call& call);
   void finish();
-  /// The calls of a unit that it has come to.
+  /// Returns the calls of a unit that this run has entered.
   std::vector<c10::intrusive_ptr<Call>> calls_of(const UnitUse& unit) const;
 
  private:
@@ -111,15 +114,15 @@ class Reading {
 
   std::shared_ptr<Model> model_;
   std::weak_ptr<Reading> around_;
-  const int task_;  // autograd's number of the run
+  const int task_;  // autograd's id of the run
   struct Entry {
     c10::intrusive_ptr<Call> call;
     bool open = true;
   };
-  std::vector<Entry> entries_;  // by the order in which they were entered
+  std::vector<Entry> entries_;  // in the order of enter()
 };
 
-/// `tensors` as outputs of a function on the way back from which `call` is left, resp. entered.
+/// Makes `tensors` outputs of a function whose backward leaves, resp. enters, `call`.
 void mark_inputs(const c10::intrusive_ptr<Call>& call, const std::vector<at::Tensor*>& tensors);
 void mark_outputs(const c10::intrusive_ptr<Call>& call, const std::vector<at::Tensor*>& tensors);
 

@@ -16,7 +16,7 @@ namespace sherd::torch {
 namespace detail {
 namespace {
 
-// Libtorch keeps it for libraries outside of it that change how modules are made.
+// Key that libtorch reserves for libraries that change how modules are made.
 constexpr c10::DispatchKey kDefaultsKey = c10::DispatchKey::DeferredInit;
 
 DefaultsScope::Values& defaults_of_thread() {
@@ -24,7 +24,7 @@ DefaultsScope::Values& defaults_of_thread() {
   return values;
 }
 
-// The first tensor of a call, or null.
+// Returns the first tensor of a call, or null.
 const at::Tensor* tensor_among(c10::ArrayRef<c10::IValue> arguments) {
   for (const c10::IValue& a : arguments)
     if (a.isTensor() && a.toTensor().defined()) return &a.toTensor();
@@ -39,8 +39,8 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
   });
 }
 
-// Handles every operation in a scope: fills in the arguments left out, then continues with the usual kernel. The runs of
-// recomputed functions are in such a scope, of their generator.
+// Handles every operation in a scope: fills in left-out arguments, then continues with the usual kernel. Runs
+// of recomputed functions are in such a scope, with their generator.
 void fill_in_defaults(const c10::OperatorHandle& op, c10::DispatchKeySet keys, ::torch::jit::Stack* stack) {
   const DefaultsScope::Values& values = defaults_of_thread();
   const c10::FunctionSchema& schema = op.schema();

@@ -1,4 +1,4 @@
-// Defaults of a thread for operations where a program has named nothing.
+// Defaults of a thread: arguments of operations that a program left out.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -9,11 +9,11 @@
 
 namespace sherd::torch::detail {
 
-/// Libtorch has one default generator and one default device for the whole process, which ranks that are threads
-/// share. While a scope of this kind lives, operations of its thread are handed the scope's in the place of an
-/// argument `generator` (on the CPU) or `device` (where tensors are made of none) that was left out: a fallback of
-/// libtorch's dispatcher fills it in, under a key that its own operations do not use. That makes each call of an
-/// operation about a microsecond slower. Scopes nest, and end in the opposite order.
+/// Default generator and device of this thread's operations. Libtorch has one of each for the whole process,
+/// and ranks that are threads share them. A scope fills in a left-out argument `generator` (on the CPU) or
+/// `device` (of operations that make tensors from none). It does so by a fallback of libtorch's dispatcher,
+/// under a key that libtorch's own operations do not use. Each operation takes about 1 us longer. Scopes
+/// nest, and end in the opposite order.
 class [[nodiscard]] DefaultsScope {
  public:
   explicit DefaultsScope(const at::Generator& generator);
@@ -26,7 +26,7 @@ class [[nodiscard]] DefaultsScope {
     std::optional<at::Generator> generator;
     std::optional<at::Device> device;
   };
-  /// Of the scopes that this thread is in.
+  /// Returns the values of this thread's scopes.
   static const Values& now();
 
  private:
@@ -34,7 +34,7 @@ class [[nodiscard]] DefaultsScope {
   c10::impl::IncludeDispatchKeyGuard heard_;
 };
 
-/// The generator that operations of this thread take now: a scope's, or else libtorch's default one.
+/// Returns the generator of this thread's operations: the scope's, or libtorch's default one.
 at::Generator generator_now();
 
 }  // namespace sherd::torch::detail

@@ -17,7 +17,7 @@ std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
-// The dtype of sherd's in which memory of this type is kept, saved and loaded.
+// Returns sherd's dtype for memory of this type, in memory and in files.
 std::optional<DType> dtype_of_memory(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
@@ -40,10 +40,10 @@ std::optional<DType> dtype_of_memory(at::ScalarType type) {
   }
 }
 
-// Of ranks' devices, of which fully_shard() knows more.
+// Returns whether a tensor is on a device that ranks may have; fully_shard() checks the rank's own.
 bool known_place(const at::Tensor& tensor) { return tensor.is_cpu() || tensor.is_cuda() || tensor.is_meta(); }
 
-// Everything that a description depends on, in the order in which it was looked at.
+// Lists everything that a description depends on, in the order of reading.
 void list(const ::torch::nn::Module& module, const std::string& prefix, std::string& tree) {
   for (const auto& p : module.named_parameters(/*recurse=*/false))
     tree += fmt::format("{} {} {}\n", join(prefix, p.key()),
@@ -61,7 +61,7 @@ bool is_one_of(const ::torch::nn::Module& module) {
   return ((dynamic_cast<const M*>(&module) != nullptr) || ...);
 }
 
-// Matrices that a module of libtorch's stacks in one parameter, by their names; empty: it is one matrix.
+// Names the matrices that a module of libtorch stacks in one parameter; empty: it is one matrix.
 std::vector<std::string> stacked_in(const ::torch::nn::Module& module, const std::string& name) {
   namespace nn = ::torch::nn;
   if (name == "in_proj_weight" && is_one_of<nn::MultiheadAttentionImpl>(module)) return {"q", "k", "v"};
@@ -127,8 +127,8 @@ void Description::require_unchanged(::torch::nn::Module& root) const {
 
 Mirror& Description::describe(::torch::nn::Module& module, const std::string& prefix) {
   Mirror& mirror = *mirrors_.emplace_back(std::make_unique<Mirror>());
-  // A module that is registered in two places is described twice, its parameters tied: the first of them can
-  // be wrapped.
+  // A module that is registered twice is described twice, with tied parameters. The first of them can be
+  // wrapped.
   mirror_of_.try_emplace(&module, &mirror);
   for (const auto& p : module.named_parameters(/*recurse=*/false))
     describe_parameter(mirror, p.key(), join(prefix, p.key()), p.value(), stacked_in(module, p.key()));
@@ -187,14 +187,14 @@ const Parameter* Description::overlapping(const at::Tensor& tensor) const {
     const auto* const first = static_cast<const std::byte*>(t.const_data_ptr());
     return std::pair(first, first + t.nbytes());
   };
-  // Others have gaps, in which another one's elements may lie without being shared.
+  // Other tensors have gaps, which may hold another one's elements without sharing.
   const auto is_plain = [](const at::Tensor& t) {
     return !t.is_meta() && t.numel() > 0 && t.is_non_overlapping_and_dense();
   };
   if (!is_plain(tensor)) return nullptr;
   const auto [begin, end] = bytes(tensor);
   for (const auto& [parameter, other] : parameters_) {
-    // What nothing trains stays alike, as views of one table are.
+    // Parameters that nothing trains stay equal, such as views of one table.
     if (!is_plain(other) || !(tensor.requires_grad() || other.requires_grad())) continue;
     const auto [from, to] = bytes(other);
     if (begin < to && from < end) return &parameter;
@@ -218,7 +218,7 @@ void Description::describe_buffer(Mirror& mirror, const std::string& name, const
   }
   const Shape shape(tensor.sizes().begin(), tensor.sizes().end());
   Buffer buffer = mirror.buffer(name, shape, *dtype, constant(0));
-  // Of BatchNorm and InstanceNorm: statistics of the rank's own batches.
+  // BatchNorm and InstanceNorm: statistics of the rank's own batches.
   if (name == "running_mean" || name == "running_var" || name == "num_batches_tracked") buffer.set_per_rank();
   buffers_.emplace_back(std::move(buffer), tensor);
 }

@@ -35,15 +35,15 @@ std::vector<std::pair<std::string, at::Tensor>> meta_tensors_of(const nn::Module
   return found;
 }
 
-/// Tensors of the meta device have memory on the CPU while this lives.
+/// Scope in which tensors of the meta device have memory on the CPU.
 class Materialised {
  public:
   void add(const at::Tensor& tensor) {
-    if (!tensor.is_meta()) return;  // the same one by another name
+    if (!tensor.is_meta()) return;  // the same tensor under another name
     const auto options = at::TensorOptions(tensor.scalar_type());
     const at::Tensor meta = at::empty(tensor.sizes(), options.device(at::kMeta));
     const at::Tensor memory = at::empty(tensor.sizes(), options.device(at::kCPU));
-    // Unwritten elements keep this value; in integers they follow the second fill value.
+    // Unwritten elements keep this value. Integers use the second fill value instead.
     if (tensor.is_floating_point()) {
       memory.fill_(std::numeric_limits<double>::quiet_NaN());
     } else {
@@ -73,7 +73,7 @@ FirstValues::FirstValues(nn::Module& root, ParameterInit init, uint64_t seed)
         if (!seen.insert(&module).second) return;
         transformer = transformer || dynamic_cast<nn::TransformerImpl*>(&module) != nullptr;
         Group group;
-        // It writes to its output projection, too.
+        // It also writes to its output projection.
         if (auto* attention = dynamic_cast<nn::MultiheadAttentionImpl*>(&module)) {
           nn::Module& inner = *attention->out_proj;
           if (seen.insert(&inner).second)
@@ -108,7 +108,7 @@ void FirstValues::fill(const Member& member) const {
   if (init_) return init_(*member.module);
   reset_parameters(*member.module);
   if (!member.transformer) return;
-  // The last thing that the constructor of Transformer does, to all matrices below it.
+  // Last step of Transformer's constructor, for all matrices below it.
   for (const auto& [name, tensor] : member.tensors)
     if (tensor.requires_grad() && tensor.dim() > 1) nn::init::xavier_uniform_(tensor);
 }
@@ -121,7 +121,7 @@ void FirstValues::make(const std::function<void(const at::Tensor&)>& take) const
     for (const Member& m : group)
       for (const auto& [name, tensor] : m.tensors) values.add(tensor);
     for (const Member& m : group) fill(m);
-    // No integer value marks an unwritten element: integers are filled twice, the second time over ones.
+    // No integer value can mark an unwritten element. Integers are filled twice, the second time over ones.
     std::vector<std::pair<at::Tensor, at::Tensor>> twice;
     for (const Member& m : group)
       for (const auto& [name, tensor] : m.tensors)

@@ -1,4 +1,4 @@
-// First values of parameters and buffers that were described on the meta device.
+// Initial values of parameters and buffers on the meta device.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -13,30 +13,30 @@
 
 namespace sherd::torch::detail {
 
-/// Whether reset_parameters() knows this module.
+/// Returns whether reset_parameters() supports this module.
 bool can_reset(::torch::nn::Module& module);
 
-/// The modules of a tree that have parameters or buffers on the meta device. Values are made for one module at a
-/// time: its tensors, keeping their identity, are on the CPU meanwhile, and on the meta device again afterwards.
+/// Modules of a tree with parameters or buffers on the meta device. Values are made for one module at a time:
+/// its tensors keep their identity, are on the CPU meanwhile, and return to the meta device.
 class FirstValues {
  public:
   /// `init`: null for reset_parameters().
   FirstValues(::torch::nn::Module& root, ParameterInit init, uint64_t seed);
   bool empty() const { return groups_.empty(); }
-  /// @throws InvalidArgument naming all parameters and buffers that would get no values.
+  /// @throws InvalidArgument naming all parameters and buffers that no function initializes.
   void require_known() const;
-  /// Calls take(tensor) for each of these parameters and buffers while it has values; a tied one comes once, with those
-  /// of the first module that has it, as if the modules had been made and then tied.
-  /// @throws InvalidArgument naming all parameters and buffers of which elements were left unwritten.
+  /// Calls take(tensor) for each of these parameters and buffers while it has values. A tied one is taken
+  /// once, with the values of the first module that has it, as if the modules had been made and then tied.
+  /// @throws InvalidArgument naming all parameters and buffers with unwritten elements.
   void make(const std::function<void(const at::Tensor&)>& take) const;
 
  private:
   struct Member {
     std::string name;
     ::torch::nn::Module* module = nullptr;
-    /// Registered in it, on the meta device: {name, tensor}.
+    /// {name, tensor} of those on the meta device that are registered in the module
     std::vector<std::pair<std::string, at::Tensor>> tensors = {};
-    /// Below a torch::nn::Transformer.
+    /// true below a torch::nn::Transformer
     bool transformer = false;
   };
   /// Modules whose values are made together, inner ones first.

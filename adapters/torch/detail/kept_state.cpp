@@ -19,7 +19,8 @@ constexpr const char* kKeepAll =
     "give LocalShards::keep_state() all optimizers of the model, in one call, each with shards of "
     "LocalShards::parameters()";
 
-// Ranks compare it: what decides about the update, as far as every optimizer has it.
+// Returns the options that decide about the update, as far as every optimizer has them. Ranks compare the
+// text.
 std::string settings_of(const std::vector<KeptOptimizer>& optimizers) {
   std::string text;
   for (const KeptOptimizer& o : optimizers)
@@ -108,7 +109,7 @@ KeptState::KeptState(Device& device, Source source) : device_(device), source_(s
   ops::copy_from_host(compute, counts_, counts.data(), counts_.nbytes());
 }
 
-// The optimizers may outlive the memory, and may be gone themselves.
+// The optimizers may outlive the memory, or may be destroyed already.
 KeptState::~KeptState() {
   for (const Slot& slot : source_.slots)
     for (const Field& f : slot.fields)

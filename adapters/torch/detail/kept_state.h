@@ -18,15 +18,16 @@ namespace sherd::torch::detail {
 /// A parameter and this rank's shard of it, as LocalShards gives it to optimizers.
 using NamedShard = std::pair<Parameter, at::Tensor>;
 
-/// The torch::optim optimizers of a model as one rule. Their state tensors are views of sherd's memory, from the
-/// beginning or from the update that made them. Counts are on the device; what a checkpoint or the program has written
-/// there is what the next update begins with.
+/// Update rule of all torch::optim optimizers of a model. Their state tensors are views of sherd's memory,
+/// from construction or from the update that made them. Counts are on the device. The next update starts from
+/// the counts that a checkpoint or the program has written there.
 class [[nodiscard]] KeptState final : public UpdateRule {
  public:
   /// Its name in routes.
   static constexpr Algorithm kName{"torch_optim"};
-  /// `shards` are all trainable parameters; optimizers and device outlive the last run(). @throws InvalidArgument naming
-  /// all shards that are in no optimizer or in several, and counting tensors that are none of the shards.
+  /// Returns a factory of the rule. `shards` are all trainable parameters; optimizers and device outlive the
+  /// last run(). @throws InvalidArgument naming all shards that are in no optimizer or in several, and
+  /// counting tensors that are not shards.
   static UpdateRuleFactory factory(std::vector<KeptOptimizer> optimizers, std::vector<NamedShard> shards,
                                    std::shared_ptr<TorchDevice> device);
   ~KeptState() override;
@@ -44,10 +45,10 @@ class [[nodiscard]] KeptState final : public UpdateRule {
    private:
     KeptState& state_;
   };
-  /// Waits for the device. @throws InvalidArgument outside of a Run, and when an optimizer has got parameters or state since
-  /// that were not there when the rule was made.
+  /// Waits for the device. @throws InvalidArgument outside of a Run, and when an optimizer has parameters or
+  /// state that are newer than the rule.
   void step(Stream& compute, double lr, const Tensor& skip) override;
-  /// Whether the last step() updated.
+  /// Returns whether the last step() updated.
   bool stepped() const { return stepped_; }
   std::vector<StateTensor> state() const override;
   std::vector<StateCounter> counters() const override;
@@ -58,7 +59,7 @@ class [[nodiscard]] KeptState final : public UpdateRule {
     Tensor memory;
     at::Tensor view;
   };
-  /// Of one parameter.
+  /// State of one parameter.
   struct Slot {
     Parameter parameter;
     at::Tensor shard;
@@ -79,7 +80,7 @@ class [[nodiscard]] KeptState final : public UpdateRule {
   ::torch::optim::OptimizerParamState& make_state(const Slot& slot);
   /// Moves the tensors of torch's state into sherd's memory.
   void adopt(const Slot& slot, ::torch::optim::OptimizerParamState& state) const;
-  /// torch's state as sherd's counts say.
+  /// Sets torch's state by sherd's counts.
   void restore(const std::vector<float>& counts);
 
   Device& device_;

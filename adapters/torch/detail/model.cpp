@@ -22,7 +22,7 @@ namespace {
 
 namespace autograd = ::torch::autograd;
 
-// Told of every gradient that autograd has left in the grad() of a parameter.
+// Receives every gradient that autograd leaves in the grad() of a parameter.
 class GradientArrived final : public autograd::PostAccumulateGradHook {
  public:
   GradientArrived(std::weak_ptr<UnitUse> unit, size_t weight, std::unique_ptr<PostAccumulateGradHook> before)
@@ -31,25 +31,25 @@ class GradientArrived final : public autograd::PostAccumulateGradHook {
     if (before_) (*before_)(tensor);
     if (const auto unit = unit_.lock()) unit->take_gradient(weight_);
   }
-  /// Null once the root is gone.
+  /// Returns the unit; null after the root's destruction.
   std::shared_ptr<UnitUse> unit() const {
     const auto unit = unit_.lock();
     return unit && unit->unit().attached() ? unit : nullptr;
   }
-  /// The program's own, from a hook of a tree that is gone; null without any.
+  /// Takes the program's own hook, out of a hook of a destroyed tree; null without one.
   std::unique_ptr<PostAccumulateGradHook> take_before() { return std::move(before_); }
 
  private:
   std::weak_ptr<UnitUse> unit_;
   size_t weight_;
-  std::unique_ptr<PostAccumulateGradHook> before_;  // the program's own: a tensor has one place for them
+  std::unique_ptr<PostAccumulateGradHook> before_;  // the program's own: a tensor has room for one hook
 };
 
 std::string_view bytes_of(const at::Tensor& contiguous) {
   return {static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()};
 }
 
-// Libtorch's, which every write in place to the tensor or a view of it moves on.
+// Returns libtorch's version counter, which every write in place to the tensor or a view of it increments.
 uint64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 
 }  // namespace
@@ -63,7 +63,7 @@ void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& ten
 }
 
 std::shared_ptr<const UnitUse> unit_of_parameter(const at::Tensor& parameter) {
-  // Tensors that never had to do with gradients have nothing that a hook could be in.
+  // Tensors without autograd metadata have no hooks.
   if (autograd::impl::get_autograd_meta(parameter) == nullptr) return nullptr;
   const auto* hook = dynamic_cast<GradientArrived*>(autograd::impl::post_acc_grad_hooks(parameter).get());
   return hook == nullptr ? nullptr : hook->unit();
@@ -92,7 +92,7 @@ void UnitUse::add(const Parameter& parameter, const at::Tensor& tensor) {
 
 void UnitUse::set_address(Weight& weight, void* address) {
   c10::StorageImpl& storage = *weight.memory.unsafeGetStorageImpl();
-  // An empty parameter has no memory at any time, and nothing to read.
+  // An empty parameter has no memory at any time, and no values to read.
   const bool readable = address != nullptr || weight.tensor.numel() == 0;
   if (readable) allow_reading(storage);
   storage.set_data_ptr_noswap(c10::DataPtr(address, device_->place()));
@@ -175,15 +175,14 @@ void UnitUse::take_gradient(size_t w) {
   if (const auto model = model_.lock()) model->note_gradients();
   const at::NoGradGuard no_grad;
   const GradTarget target = weight.parameter.grad_for_overwrite();
-  // On a GPU the engine accumulates under a stream that it has chosen: that in which the parameter was first used in this
-  // graph, which is the compute stream unless the program has used another one inside of the call. The buffer is used in
-  // the order of the compute stream, behind that one.
+  // On a GPU the engine accumulates in a stream of its choice: that of the parameter's first use in this
+  // graph. This is the compute stream unless the program used another one in the call. The buffer is used in
+  // the order of the compute stream, after the engine's.
   const auto compute = device_->on_compute();
   compute->takes(arrived);
   const at::Tensor sum = view_of(target.grad, weight.tensor.sizes(), at::kFloat, device_->place());
   const at::Tensor dense = arrived.is_sparse() ? arrived.to_dense() : arrived;
-  // The first is copied, not added to zeros: the bits are then those of the gradient, and less memory is
-  // touched.
+  // The first gradient is copied, not added to zeros: it keeps its bits, and less memory is touched.
   if (target.beta == 0) {
     sum.copy_(dense);
   } else {
@@ -191,7 +190,7 @@ void UnitUse::take_gradient(size_t w) {
   }
 }
 
-// Tensors that are still held elsewhere throw on use from now on: their memory ended with sherd's model.
+// Tensors that the program still holds throw on use from now on: their memory ended with sherd's model.
 Model::~Model() {
   for (const auto& unit : units_) unit->root_is_gone();
   for (const Lent& lent : lent_)
@@ -286,7 +285,7 @@ void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const Fully
     const Serving entry(*mesh.world(), Purpose::entry("sherd::torch::fully_shard"));
     require_alike(*mesh.world());
   }
-  // Modules are listed before those inside of them, and inner units come first.
+  // Modules precede their inner ones in this list, and inner units must come first.
   const auto modules = root.modules(/*include_self=*/false);
   for (auto m = modules.rbegin(); m != modules.rend(); ++m) {
     const Attached* attached = attached_to(**m);

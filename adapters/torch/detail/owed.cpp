@@ -11,7 +11,7 @@ struct RunsOfThread {
   OwedBackwards* second = nullptr;
 };
 
-// Functions are run by autograd, which hands nothing on to the calls inside of them.
+// Thread-local, since autograd runs the functions and passes nothing to the calls inside of them.
 RunsOfThread& runs_of_thread() {
   static thread_local RunsOfThread runs;
   return runs;
@@ -41,7 +41,7 @@ void OwedBackwards::give_up() noexcept {
       if (!model || model->step() != o.step) continue;
       --o.unit->due;
       o.unit->unit().drop_backward();
-    } catch (...) {  // the model is gone
+    } catch (...) {  // the model no longer exists
     }
   }
 }

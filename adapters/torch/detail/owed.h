@@ -9,9 +9,9 @@
 
 namespace sherd::torch::detail {
 
-/// Units that the first run of a recomputed function has called. Nothing is recorded then, and yet each call has a
-/// backward coming: when the function runs again. Until then it is owed, so that a unit which is called elsewhere, too,
-/// keeps its gradients open for it, and reduces them with the last.
+/// Units that the first run of a recomputed function has called. The first run records nothing, but each call
+/// has a backward when the function runs again: until then it is owed. A unit that is also called elsewhere
+/// keeps its gradients open until then, and reduces them with the last call.
 class OwedBackwards {
  public:
   OwedBackwards() = default;
@@ -19,19 +19,19 @@ class OwedBackwards {
   OwedBackwards(const OwedBackwards&) = delete;
   OwedBackwards& operator=(const OwedBackwards&) = delete;
 
-  /// A call of the unit has ended in the first run. `counted`: its backward is among those that are due.
+  /// Notes a call of the unit that ended in the first run. `counted`: its backward is among the due ones.
   void add(std::shared_ptr<UnitUse> unit, uint64_t step, bool counted);
-  /// The second run has come to a call of the unit, whose backward is its own business from now on, though still
-  /// among those that are due. False when none is owed.
+  /// Takes an owed call of the unit in the second run. The call's backward stays among the due ones, and the
+  /// caller ends it. Returns false when none is owed.
   bool take(const UnitUse& unit);
-  /// What is left will not come.
+  /// Drops the calls that are still owed.
   void give_up() noexcept;
 
-  /// The run that this thread is in, innermost; null outside.
+  /// Returns the innermost first run of this thread; null outside.
   static OwedBackwards* first_run();
   static OwedBackwards* second_run();
 
-  /// This thread is in the first resp. second run of a function.
+  /// Puts this thread into the first resp. second run of a function.
   class Run {
    public:
     Run(OwedBackwards* first, OwedBackwards* second);

@@ -1,13 +1,13 @@
-// FP32 matrix product for programs with libtorch: libtorch's BLAS in place of oneDNN.
+// FP32 matrix product for programs with libtorch: libtorch's BLAS instead of oneDNN.
 //
-// libtorch_cpu.so holds another oneDNN and exports parts of it: the functions that std::call_once
-// instantiates for it have the same names as those of the system's, and are found first. The system's oneDNN
-// then sets up libtorch's kernels instead of its own, and each of its products fails as not implemented. So
-// programs with libtorch have this function in its place: it is part of the one object that all of the
-// adapter is, which is linked before libraries are looked at.
+// libtorch_cpu.so holds another oneDNN and exports parts of it. Its instantiations for std::call_once have
+// the same names as those of the system's oneDNN, and are found first. The system's oneDNN then sets up
+// libtorch's kernels instead of its own, and each of its products fails as not implemented. Programs with
+// libtorch use this function instead. It is part of the adapter's single object file, which is linked before
+// libraries are searched.
 //
-// MKL, libtorch's BLAS, selects instructions by the operands' addresses: without a copy, bits of a small product would depend
-// on where a matrix is stored, and so on which rank owns it.
+// MKL, libtorch's BLAS, selects instructions by the operands' addresses. Without a copy, bits of a small
+// product would depend on where a matrix is stored, and so on its owner rank.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -40,7 +40,7 @@ class AlignedOperand {
   }
   float* data() const { return copy_ ? copied() : const_cast<float*>(given_); }
   int64_t ld() const { return ld_; }
-  /// Writes the result to the matrix that was given.
+  /// Copies the result to the given matrix.
   void store(float* to, int64_t ld) const {
     if (copy_) copy(copied(), ld_, to, ld);
   }
@@ -65,7 +65,7 @@ class AlignedOperand {
 
 extern "C" {
 
-// As in dnnl.h, of row-major matrices. That of libtorch's folder is of another version.
+// As in dnnl.h, for row-major matrices. The dnnl.h in libtorch's folder is of another version.
 int dnnl_sgemm(char trans_a, char trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
                int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   using sherd::torch::detail::AlignedOperand;
@@ -78,7 +78,7 @@ int dnnl_sgemm(char trans_a, char trans_b, int64_t m, int64_t n, int64_t k, floa
     const AlignedOperand from(a, turned_a ? k : m, turned_a ? m : k, lda, true);
     const AlignedOperand with(b, turned_b ? n : k, turned_b ? k : n, ldb, true);
     const AlignedOperand to(c, m, n, ldc, beta != 0);
-    // BLAS is column-major: there these are the transposes, and the product is that of B' and A'.
+    // BLAS is column-major. There the matrices are the transposes, and the product is that of B' and A'.
     const int mm = word(m), nn = word(n), kk = word(k), la = word(from.ld()), lb = word(with.ld()),
               lc = word(to.ld());
     sgemm_(&trans_b, &trans_a, &nn, &mm, &kk, &alpha, with.data(), &lb, from.data(), &la, &beta, to.data(),

@@ -17,8 +17,8 @@ void keep_freed_memory() {
       if (std::getenv(name) != nullptr) return false;
     const char* const tunables = std::getenv("GLIBC_TUNABLES");
     if (tunables != nullptr && std::strstr(tunables, "glibc.malloc.") != nullptr) return false;
-    // Either of the first two ends the C library's own adjustment of both thresholds. -1: never; 32 MiB: the largest value.
-    // The third keeps heaps of threads, 64 MiB each, when they are empty.
+    // Either of the first two disables the C library's own adjustment of both thresholds. -1: never; 32 MiB:
+    // the largest value. The third keeps heaps of threads, 64 MiB each, when they are empty.
     return ::mallopt(M_TRIM_THRESHOLD, -1) == 1 && ::mallopt(M_MMAP_THRESHOLD, 32 << 20) == 1 &&
            ::mallopt(M_TOP_PAD, 64 << 20) == 1;
   }();
@@ -27,7 +27,7 @@ void keep_freed_memory() {
 }
 
 at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type, at::Device place) {
-  // With the place given libtorch does not ask whose the address is: an empty tensor may have none.
+  // With a device given, libtorch does not look up the address: an empty tensor may have none.
   return at::for_blob(memory.raw(), sizes)
       .options(at::TensorOptions(type).device(place))
       .target_device(place)
@@ -49,7 +49,7 @@ at::Tensor without_memory(at::IntArrayRef sizes, at::ScalarType type, at::Device
 void become(const at::Tensor& tensor, const at::Tensor& other) {
   if (tensor.device() != other.device())
     tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
-  // On one device now: this forgets what autograd has noted of the device before.
+  // Both are on one device now: this clears autograd's record of the earlier device.
   tensor.set_data(other);
 }
 

@@ -1,4 +1,4 @@
-// libtorch tensors and memory that is not libtorch's.
+// Tensors of libtorch on memory that libtorch does not own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,14 +7,17 @@
 
 namespace sherd::torch::detail {
 
-/// Memory of sherd's as a tensor of libtorch's on device `place`, where that memory lies; the tensor does not own it.
+/// Returns a view of sherd's memory as a tensor of libtorch on device `place`, where that memory is. The
+/// tensor does not own it.
 at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type, at::Device place);
-/// A tensor of these sizes on device `place` without memory.
+/// Returns a tensor of these sizes on device `place` without memory.
 at::Tensor without_memory(at::IntArrayRef sizes, at::ScalarType type, at::Device place);
-/// The values as dense memory of the host: the tensor itself, where it is that. Waits for a device that has them.
+/// Returns the values as dense host memory: the tensor itself if it is that, or a copy. Waits for the device
+/// that has them.
 at::Tensor on_host(const at::Tensor& tensor);
-/// Gives `tensor` device, dtype and memory of `other`, which has the same sizes; it keeps its identity, and what
-/// autograd knows of it. Tensor::set_data(), which does so on one device, refuses to leave the meta device (and need not be asked between a CPU and a GPU).
+/// Gives `tensor` device, dtype and memory of `other`, which has the same sizes. It keeps its identity and
+/// its autograd state. Tensor::set_data() does this on one device, but refuses to leave the meta device;
+/// between a CPU and a GPU it need not be tried.
 void become(const at::Tensor& tensor, const at::Tensor& other);
 
 /// Makes the C library keep freed memory for the process's next allocations. By default it returns what a backward frees
@@ -23,9 +26,9 @@ void become(const at::Tensor& tensor, const at::Tensor& other);
 /// with another allocator.
 void keep_freed_memory();
 
-/// Takes the memory of a tensor away: a later access to the storage throws an error that says `why`.
+/// Takes the memory of a tensor away: a later access to the storage throws an error that includes `why`.
 void take_memory_away(c10::StorageImpl& storage, const char* why);
-/// Nothing is said any more from the next set_data_ptr_noswap() on, which has to follow.
+/// Ends the error. set_data_ptr_noswap() must follow.
 void allow_reading(c10::StorageImpl& storage);
 
 }  // namespace sherd::torch::detail

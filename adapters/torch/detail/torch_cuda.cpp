@@ -1,18 +1,19 @@
-// libtorch's operations among those of sherd on a GPU. Compiled, never run on a GPU.
+// Order of libtorch's and sherd's operations on a GPU. Compiled, never run on a GPU.
 //
-// sherd's compute stream is a worker thread that issues to a CUDA stream of its own. libtorch's operations of a call run
-// in that CUDA stream, too, which every thread may issue to; what has to be in order is who issues first. So:
-// - join() waits until the worker has issued what it was given. What libtorch issues afterwards comes behind it.
-// - What sherd queues after that, the worker issues later than libtorch's operations, which were issued when they
-//   returned. Events that it records for other streams cover them.
-// - Whatever a program does in its own current stream, outside of calls, is put in order by events at both ends of them.
+// sherd's compute stream is a worker thread that issues to its own CUDA stream. libtorch's operations of a
+// call run in that CUDA stream too, which every thread may issue to. The order of issue must be right:
+// - join() waits until the worker has issued its queue. Later operations of libtorch are ordered after it.
+// - Operations that sherd queues after that are issued after libtorch's, which were issued when they returned.
+//   Events that the worker records for other streams cover them.
+// - Events at both ends of a call order the work of a program in its own current stream outside of calls.
 //
-// Backward runs on a thread of autograd's for each GPU. The engine runs each function under the stream that was current
-// when its forward was recorded, and lets streams wait for each other where gradients pass from one to another. Functions
-// of a call are recorded in an OnCompute, so that their backward is in the compute stream, between the same two functions
-// (detail/calls.h) as on a CPU. Where the engine would choose another stream for these two, before_compute() and
-// after_compute() put that in order, by events that cost nothing where the streams are one. What this cannot show without
-// a GPU: that no version of libtorch runs a function inside of a call in a stream that neither of the two has met.
+// Backward runs on one thread of autograd for each GPU. The engine runs each function under the stream that
+// was current when its forward was recorded. It makes streams wait for each other where gradients pass
+// between them. Functions of a call are recorded in an OnCompute. So their backward is in the compute stream,
+// between the same two functions (detail/calls.h) as on a CPU.
+// Where the engine chooses another stream for these two, before_compute() and after_compute() order it by
+// events; these cost nothing where the streams are one. Not verified without a GPU: that no version of
+// libtorch runs an inner function of a call in a stream unknown to both functions.
 #include <ATen/Context.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -42,16 +43,16 @@ void* issued(Stream& compute) {
   auto promise = std::make_shared<std::promise<void*>>();
   std::future<void*> handle = promise->get_future();
   compute.submit("libtorch", [promise](ExecutionContext& context) { promise->set_value(context.native); });
-  promise.reset();  // a stream that has failed drops the work, and with it the last of these
+  promise.reset();  // a failed stream drops the work, and with it the last of these
   try {
     return handle.get();
   } catch (const std::future_error&) {
-    compute.synchronize();  // throws what it has failed with
+    compute.synchronize();  // throws the stream's error
     throw CudaError("sherd::torch: the compute stream takes no more work");
   }
 }
 
-/// `later` waits, on the device, for what `earlier` has been given.
+/// Makes `later` wait, on the device, for the work given to `earlier` so far.
 void put_in_order(const CUDAStream& earlier, const CUDAStream& later) {
   if (earlier == later) return;
   c10::Event event(c10::DeviceType::CUDA);
@@ -59,11 +60,11 @@ void put_in_order(const CUDAStream& earlier, const CUDAStream& later) {
   event.block(later.unwrap());
 }
 
-/// The allocator gives the memory of `tensor` to others only when `stream` has done what it was given so far. It knows
-/// its own memory alone, and leaves that of others (sherd's) as it is.
+/// Keeps the memory of `tensor` from reuse until `stream` has done its work so far. The allocator handles its
+/// own memory only, and ignores memory of others (sherd's).
 void record_use(const at::Tensor& tensor, const CUDAStream& stream) {
   if (!tensor.is_cuda()) return;
-  // Not by Tensor::record_stream(), which autograd would take for an operation that writes to the tensor.
+  // Tensor::record_stream() is not used: autograd would record it as a write to the tensor.
   const auto record = [&](const at::Tensor& dense) {
     c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
         .recordDataPtrOnStream(dense.storage().data_ptr(), stream.unwrap());
@@ -87,7 +88,7 @@ class OnCudaStream final : public TorchDevice::OnCompute {
   ~OnCudaStream() override {
     try {
       put_in_order(compute_, around_);
-    } catch (...) {  // the device has failed, which every later call on it says again
+    } catch (...) {  // the device has failed; every later call on it reports that
     }
   }
   void takes(const at::Tensor& tensor) const override { cross(tensor, compute_); }
@@ -107,10 +108,10 @@ class OnCudaStream final : public TorchDevice::OnCompute {
   }
 
   const CUDAStream compute_, around_;
-  const c10::cuda::CUDAStreamGuard guard_;  // of device and stream, of this thread
+  const c10::cuda::CUDAStreamGuard guard_;  // device and stream of this thread
 };
 
-/// Tells this process from others.
+/// Returns an id of this process, different from that of others.
 uint64_t number_of_process() {
   static const uint64_t number = [] {
     std::random_device random;
@@ -124,8 +125,9 @@ class TorchCuda final : public TorchDevice {
   explicit TorchCuda(Device& device)
       : TorchDevice(device_of(device)), device_(device), stream_(stream_of(device, place())) {}
 
-  // Autograd has one thread for each GPU of a process, which runs the backwards of all ranks that use it one after the
-  // other. A backward that waits for another rank's would wait for ever.
+  // Checks that no two ranks of a process share a GPU. Autograd has one thread for each GPU of a process,
+  // which runs the backwards of all its ranks one after the other. A backward that waits for another rank's
+  // would never end.
   void require_usable(Communicator& world) const override {
     const std::vector<uint64_t> mine = {number_of_process(), static_cast<uint64_t>(device_.ordinal())};
     const std::vector<uint64_t> all = gather_values(world, device_.compute(), mine);
@@ -151,7 +153,7 @@ class TorchCuda final : public TorchDevice {
  private:
   static CUDAStream stream_of(Device& device, at::Device place) {
     at::globalContext().lazyInitDevice(
-        at::kCUDA);  // which else the first tensor that libtorch makes there does
+        at::kCUDA);  // otherwise libtorch's first tensor on the device does this
     return c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(issued(device.compute())),
                                             place.index());
   }

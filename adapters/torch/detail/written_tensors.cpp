@@ -17,7 +17,7 @@ RunsWithWrites& runs_with_writes() {
   return runs;
 }
 
-/// Operations of the bookkeeping itself are not seen, while it lives.
+/// Scope that hides operations of the bookkeeping itself.
 class Unseen {
  public:
   Unseen() = default;
@@ -36,14 +36,15 @@ at::Tensor bytes_of(const c10::Storage& memory) {
       .set_(memory, 0, {static_cast<int64_t>(memory.nbytes())}, {1});
 }
 
-/// Batch and instance normalization write to them, and their schemas do not say so.
+/// Returns whether an argument is one that batch or instance normalization writes to: their schemas do not
+/// declare these writes.
 bool running_statistic(const std::string& name) { return name == "running_mean" || name == "running_var"; }
 
 bool is_written(const c10::Argument& a) {
   return (a.alias_info() != nullptr && a.alias_info()->isWrite()) || running_statistic(a.name());
 }
 
-/// Calls f for every tensor with memory, and puts what f returns in its place where that is defined.
+/// Calls f for every tensor with memory, and replaces the tensor where f returns a defined one.
 template <class F>
 void visit_tensors(c10::IValue& value, F f) {
   const auto replacement = [&](const c10::IValue& v) {
@@ -54,7 +55,7 @@ void visit_tensors(c10::IValue& value, F f) {
     if (at::Tensor other = replacement(value); other.defined()) value = std::move(other);
   } else if (value.isTensorList() || value.isOptionalTensorList()) {
     c10::List<c10::IValue> list = value.toList();
-    bool own = false;  // the caller's list stays as it is
+    bool own = false;  // the caller's list stays unchanged
     for (size_t i = 0; i < list.size(); ++i) {
       at::Tensor other = replacement(list.get(i));
       if (!other.defined()) continue;
@@ -74,7 +75,7 @@ WrittenTensors::FirstRun::~FirstRun() { runs_with_writes().first = around_; }
 WrittenTensors::SecondRun::SecondRun(const WrittenTensors& first) : around_(runs_with_writes()) {
   {
     const Unseen unseen;
-    // Of ranges that overlap, the earlier write has the values from before the run.
+    // For overlapping ranges, the earlier write has the values from before the run.
     for (auto r = first.ranges_.rbegin(); r != first.ranges_.rend(); ++r) {
       const auto [place, added] = copies_.try_emplace(r->of.front().unsafeGetStorageImpl());
       Copy& copy = place->second;
@@ -99,7 +100,8 @@ const WrittenTensors::Copy* WrittenTensors::SecondRun::copy_of(const at::Tensor&
 at::Tensor WrittenTensors::SecondRun::replaced(const at::Tensor& tensor, bool written) {
   const Copy* const copy = copy_of(tensor);
   if (copy == nullptr || memory_of(tensor) == copy->memory.unsafeGetStorageImpl()) return {};
-  // What has a gradient keeps its identity. Only a write without one, of an embedding's max_norm, goes to the copy.
+  // A tensor with a gradient keeps its identity. Only a write without one, by an embedding's max_norm, goes
+  // to the copy.
   if (tensor.requires_grad() && (!written || at::GradMode::is_enabled())) return {};
   auto& [original, other] = replaced_[tensor.unsafeGetTensorImpl()];
   if (!original.defined()) {

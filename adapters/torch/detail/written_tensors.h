@@ -16,10 +16,12 @@
 
 namespace sherd::torch::detail {
 
-/// Values, from before the first run of a function, of tensors that the run writes in place and has not made itself. The
-/// second run gets copies of these tensors with the values: it computes the same as the first, and writes to the copies.
+/// Values of tensors that the first run of a function writes in place and did not make, from before that run.
+/// The second run gets copies of these tensors with those values. It computes the same as the first, and
+/// writes to the copies.
 ///
-/// before() and after() see every operation of libtorch's dispatcher in both runs. Other writes are not seen.
+/// before() and after() receive every operation of libtorch's dispatcher in both runs. Other writes are not
+/// detected.
 class WrittenTensors {
  public:
   class FirstRun;
@@ -31,13 +33,14 @@ class WrittenTensors {
   WrittenTensors(const WrittenTensors&) = delete;
   WrittenTensors& operator=(const WrittenTensors&) = delete;
 
-  /// Replaces an operation's arguments in a second run, and keeps values in a first run. @returns what after() takes.
+  /// Replaces an operation's arguments in a second run, and saves values in a first run. @returns the
+  /// argument of after().
   static Memory before(const c10::FunctionSchema& schema, ::torch::jit::Stack& stack);
   /// Notes the results of the operation in a first run.
   static void after(const Memory& arguments, const c10::FunctionSchema& schema, ::torch::jit::Stack& stack);
 
  private:
-  /// A copy of one tensor's memory. `of` is that memory, then the copies of it in the second runs around.
+  /// A copy of one tensor's memory. `of`: that memory, then its copies in the enclosing second runs.
   struct Copy {
     std::vector<c10::Storage> of;
     c10::Storage memory;
@@ -50,10 +53,10 @@ class WrittenTensors {
   };
   void keep(const at::Tensor& tensor, const Copy* copy);
 
-  std::vector<Range> ranges_;  // by the order of the writes
+  std::vector<Range> ranges_;  // in the order of the writes
 };
 
-/// This thread is in the first run of a function, while it lives.
+/// Puts this thread into the first run of a function until its destruction.
 class [[nodiscard]] WrittenTensors::FirstRun {
  public:
   explicit FirstRun(WrittenTensors& to);
@@ -68,7 +71,7 @@ class [[nodiscard]] WrittenTensors::FirstRun {
   FirstRun* const around_;
 };
 
-/// This thread is in the second run of a function, while it lives.
+/// Puts this thread into the second run of a function until its destruction.
 class [[nodiscard]] WrittenTensors::SecondRun {
  public:
   explicit SecondRun(const WrittenTensors& first);
@@ -84,7 +87,8 @@ class [[nodiscard]] WrittenTensors::SecondRun {
 
   std::unordered_map<const c10::StorageImpl*, Copy> copies_;            // by of.front()
   std::unordered_map<const c10::StorageImpl*, const Copy*> by_memory_;  // all of `of`, and the copy
-  std::unordered_map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> replaced_;  // and by which
+  std::unordered_map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>>
+      replaced_;  // tensor and its replacement
   const std::pair<FirstRun*, SecondRun*> around_;
 };
 
