@@ -1,4 +1,4 @@
-# Whether the CUDA backend is built: wherever nvcc is found, unless -DSHERD_CUDA=OFF.
+# SHERD_CUDA: builds the CUDA backend; the default is on where nvcc is found.
 include(CheckLanguage)
 if(NOT DEFINED SHERD_CUDA)
   if(SHERD_SANITIZE)

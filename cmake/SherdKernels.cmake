@@ -51,7 +51,8 @@ function(sherd_kernel_options library options)
   endif()
 endfunction()
 
-# What builds without CUDA have in place of a CUDA source. An object of its own, where the emulation's takes its place.
+# Source that replaces a CUDA source in builds without CUDA. It is an object of its own, where the emulation's
+# replaces it.
 function(sherd_cuda_twin library source)
   target_sources(${library} PRIVATE ${source})
   if(NOT SHERD_SANITIZE)  # no emulation there

@@ -1,4 +1,4 @@
-# What every target that is compiled here needs, generated code included.
+# Sanitizer options of every target that is compiled here, generated code included.
 function(sherd_sanitize target)
   if(SHERD_SANITIZE)
     target_compile_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE} -fno-omit-frame-pointer
@@ -65,7 +65,7 @@ function(sherd_public_headers variable)
   set(${variable} ${headers} PARENT_SCOPE)
 endfunction()
 
-# What --version says; called when all options are known.
+# Text of --version; called when all options are known.
 function(sherd_version)
   set(nccl OFF)
   if(SHERD_NCCL)

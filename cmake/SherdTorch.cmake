@@ -77,9 +77,10 @@ if(SHERD_TORCH_CUDA)
   list(PREPEND sherd_torch_libraries -Wl,--push-state,--no-as-needed -ltorch_cuda -lc10_cuda -Wl,--pop-state)
 endif()
 
-# What the adapter links and its users compile with. Flags, not libraries of CMake's: the folder has a libgomp of its own,
-# which CMake would warn of. Beside torch's headers lie those of an {fmt} of its
-# own, which are found before the system's, and which no library that is linked goes with. libtorch_cpu.so finds what it needs itself (CUDA's runtime among it, in nvidia/ beside torch/).
+# Link and compile options of the adapter and its users. They are flags, not libraries of CMake's: the folder
+# has a libgomp of its own, which CMake would warn of. Beside torch's headers are those of its own {fmt}. They
+# are found before the system's, and no linked library fits them. libtorch_cpu.so finds its libraries itself
+# (CUDA's runtime among them, in nvidia/ beside torch/).
 add_library(sherd_libtorch INTERFACE IMPORTED)
 set_target_properties(sherd_libtorch PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES "${sherd_torch_dir}/include;${sherd_torch_dir}/include/torch/csrc/api/include"

@@ -19,7 +19,7 @@ std::string value_of(const EnvironmentLookup& get, const char* name) {
   return value ? value : "";
 }
 
-/// The job of another launcher than torchrun. `rank`: the variable that numbers its processes.
+/// Job of a launcher other than torchrun. `rank`: the variable with a process's rank.
 struct OuterJob {
   JobHint hint;
   const char* rank = "";
@@ -38,7 +38,7 @@ OuterJob job_beside_torchrun(const EnvironmentLookup& get) {
   });
   const bool slurm = job.hint.variable == "SLURM_NTASKS";
   job.rank = slurm ? "SLURM_PROCID" : job.hint.variable == "PMI_SIZE" ? "PMI_RANK" : "OMPI_COMM_WORLD_RANK";
-  // srun numbers its tasks whether or not it serves MPI; its plugins for that leave these.
+  // srun sets a rank for its tasks even without MPI; its plugins for MPI set these variables.
   const auto has = [&](const char* name) { return !value_of(get, name).empty(); };
   job.serves_mpi = job.hint.present && (!slurm || has("PMIX_RANK") || has("PMI_FD") || has("PMI_RANK"));
   return job;
@@ -48,7 +48,7 @@ OuterJob job_beside_torchrun(const EnvironmentLookup& get) {
 // missing. Both would be used: one by MPI, the other by the store.
 std::string disagreement(BackendKind backend, const EnvironmentLookup& get) {
   const OuterJob outer = job_beside_torchrun(get);
-  // torchrun's own processes say so, and mpirun or srun may have started one torchrun on every host.
+  // torchrun's own processes set this, and mpirun or srun may have started one torchrun on every host.
   if (!outer.serves_mpi || (backend == BackendKind::nccl && !value_of(get, "TORCHELASTIC_RUN_ID").empty()))
     return "";
   const bool slurm = outer.hint.variable == "SLURM_NTASKS";
@@ -78,7 +78,7 @@ std::string disagreement(BackendKind backend, const EnvironmentLookup& get) {
                   job.variable, job.processes, job.processes, job.processes));
 }
 
-// Throws NotCompiled. Falling back to another backend would give each process a world of its own.
+// Throws NotCompiled. A fallback to another backend would give each process a world of its own.
 void require_built(bool built, const char* name, const JobHint& job, const char* remedy) {
   if (built) return;
   throw NotCompiled(fmt::format(
@@ -111,7 +111,7 @@ BackendChoice choose_backend(const BackendSituation& situation, const Environmen
   if (!torch_or_other.present) return {BackendKind::local, "no launcher's variables are set"};
   if (const std::string wrong = disagreement(joining, get); !wrong.empty()) throw InvalidArgument(wrong);
   if (torch_or_other.processes == 0)
-    static_cast<void>(from_environment(get));  // says what is wrong with them
+    static_cast<void>(from_environment(get));  // throws the reason
   const OuterJob outer = job_beside_torchrun(get);
   const JobHint& job = joining == BackendKind::mpi && outer.serves_mpi ? outer.hint : torch_or_other;
   const std::string reason = fmt::format("{} is {}", job.variable, job.processes);
@@ -147,11 +147,11 @@ std::vector<std::string> launch_contradictions(int ranks, const LaunchOptions& o
   if (!backend.join) return found;
   if (std::string wrong = disagreement(options.backend, get); !wrong.empty()) {
     found.push_back(std::move(wrong));
-    return found;  // how many processes there are is not known then
+    return found;  // the number of processes is unknown then
   }
   const OuterJob outer = job_beside_torchrun(get);
   const bool by_mpi = backend.joins_by_mpi || options.job.bootstrap == Bootstrap::mpi;
-  if (by_mpi && !outer.serves_mpi) return found;  // MPI_Init() may still know
+  if (by_mpi && !outer.serves_mpi) return found;  // MPI_Init() may still know it
   const JobHint job = by_mpi ? outer.hint : job_in_environment(get);
   if (job.processes > 0 && job.processes != ranks)
     found.push_back(fmt::format(

@@ -34,8 +34,8 @@ void check(const std::vector<LayerWiseParam>& params, int world, const LayerWise
   check_sizes(layout_params(params), world, {.policy = LayoutPolicy::whole_param, .align = options.align});
 }
 
-/// What is open while the model is walked: how many elements, and an estimate of the fullest and the emptiest
-/// slice that does not wait for the packing.
+/// Open part of the walk over the model: its number of elements, and an estimate of the fullest and the
+/// emptiest slice, available before the packing.
 class Chunk {
  public:
   Chunk(int world, int64_t bucket_elements) : world_(world), least_(bucket_elements) { clear(); }

@@ -9,7 +9,7 @@ namespace sherd {
 
 /// Time at which gradients of microbatches are summed over ranks.
 enum class GradientSync {
-  /// As the strategy table says. no_shard and optim reduce once, after the last microbatch. optim_grads and
+  /// Follows the strategy table. no_shard and optim reduce once, after the last microbatch. optim_grads and
   /// optim_grads_params reduce after each microbatch, since a rank keeps only its part of the sum.
   by_strategy,
   /// After the last microbatch under every strategy, as FSDP2's set_requires_gradient_sync(false). Under

@@ -25,7 +25,7 @@ bool alike(const PlanUnit& a, const PlanUnit& b) {
          x.reduce_dtype == y.reduce_dtype && x.packing == y.packing && x.bucket_elements == y.bucket_elements;
 }
 
-// What one LayerWiseLayout is made of, in model order.
+// The parts of one LayerWiseLayout, in model order.
 struct Matrices {
   const PlanUnit* unit;  // the first
   DType dtype;

@@ -24,7 +24,7 @@ void assign_names(ModuleBase& root);
 class Buffer {
  public:
   Buffer() = default;
-  /// As ModuleBase::buffer(), without a module.
+  /// Same as ModuleBase::buffer(), without a module.
   Buffer(std::string name, Shape shape, DType dtype, Init init, bool persistent);
 
   /// Returns the full name in the module tree (the local name until the root is sharded).

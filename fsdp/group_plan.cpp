@@ -86,7 +86,7 @@ namespace {
 StepTraffic moved(Placement from, Placement to, int ranks, int64_t full, DType dtype) {
   StepTraffic t;
   if (ranks == 1 || from == to) return t;
-  // As the communicators count: (n - 1) / n of the buffer per rank, twice that for an all-reduce (a ring).
+  // Counted as in the communicators: (n - 1) / n of the buffer per rank, 2x that for an all-reduce (a ring).
   const int64_t others = full / ranks * (ranks - 1);
   if (from.is_shard()) {
     t.all_gather = others * size_of(dtype);

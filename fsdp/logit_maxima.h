@@ -30,8 +30,8 @@ struct AttentionHeads {
   /// take the whole factor (Kimi K2, arXiv 2507.20534). They need as many key heads as query heads.
   std::vector<ProjectedHeads> alone = {};
   int heads = 0, kv_heads = 0, head_dim = 0;
-  /// By query head, its key head. Only where key heads are whole on all tensor-parallel ranks, and a rank's query heads
-  /// do not share them evenly. Empty: heads / kv_heads query heads after each other share one.
+  /// Key head of each query head. Only where key heads are unsharded on all tensor-parallel ranks, and a
+  /// rank's query heads do not share them evenly. Empty: heads / kv_heads consecutive query heads share one.
   std::vector<int> key_of = {};
   /// Queries or keys are normalised: the logits then do not follow from the size of the weights.
   bool normalised = false;

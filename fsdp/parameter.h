@@ -24,7 +24,7 @@ void assign_names(ModuleBase& root);
 class Parameter {
  public:
   Parameter() = default;
-  /// As ModuleBase::param(), without a module.
+  /// Same as ModuleBase::param(), without a module.
   Parameter(std::string name, Shape shape, Init init);
   /// Parameter `index` of `views`, which outlive it, without a module or group, for functions on the caller's
   /// own memory. Only name(), shape(), trainable(), frozen(), data(), grad() and grad_for_overwrite() are

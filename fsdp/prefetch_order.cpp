@@ -127,7 +127,8 @@ void PrefetchOrder::forget() {
 std::vector<int> PrefetchOrder::ahead_of_forward(int unit) {
   if (unit == root_) {
     recording_.clear();
-    // Of an earlier forward, unless its backward is due, too: then backward goes through both.
+    // Drops the order of an earlier forward, unless its backward is due: then one backward covers both
+    // forwards.
     if (due(root_) == 0) {
       ended_.clear();
       backward_at_ = 0;

@@ -204,7 +204,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   Device& device_;
   DeviceMesh mesh_;
   FullyShardOptions options_;
-  // By the communicators of the shard group and of the replicas (null: none).
+  // Keys: the communicators of the shard group and of the replicas (null: none).
   std::map<std::pair<const Communicator*, const Communicator*>, GroupComms> comms_;
   std::shared_ptr<Communicator> alone_;  // a group of one, for ignored parameters
   ModelPlan plan_;

@@ -5,8 +5,8 @@
 namespace sherd {
 namespace {
 
-// Where a local coordinate along the cut dimension lies in the global one, and how many coordinates from
-// there on stay neighbours.
+// Global place of a local coordinate along the cut dimension, and the number of coordinates from there on
+// that stay neighbours.
 struct Place {
   int64_t at, count;
 };
@@ -16,7 +16,8 @@ class Cut {
  public:
   Cut(const Shape& local, const RowBlocks& blocks, const TensorShard& shard)
       : blocks_(blocks), shard_(shard), size_(local[static_cast<size_t>(shard.dim)]) {
-    // By block only for stacked blocks. A dealt or interleaved block is cut in one range (TensorShard).
+    // Only stacked blocks are cut block by block; a dealt or interleaved block is cut in one range
+    // (TensorShard).
     const int row_dim = local.size() == 3 ? 1 : 0;
     const bool stacked = std::all_of(blocks.begin(), blocks.end(), [](const RowBlock& b) {
       return b.count == 1 && b.stride == 0 && !b.dealt;

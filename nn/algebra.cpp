@@ -123,7 +123,7 @@ struct MapBackward {
   }
 };
 
-/// Whether the derivative of an operand with a gradient reads `source`.
+/// Returns whether the derivative of an operand with a gradient reads `source`.
 bool reads(const MapBackward& m, const std::vector<Var>& inputs, Source source) {
   const Derivatives all = derivatives_of(m.function);
   for (size_t i = 0; i < kMapInputs; ++i)

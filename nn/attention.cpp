@@ -13,7 +13,7 @@ using namespace detail;
 
 namespace {
 
-/// Of a head. @throws ShapeMismatch, InvalidArgument.
+/// Returns the width of a head. @throws ShapeMismatch, InvalidArgument.
 int64_t width_of_head(const Tensor& qkv, const AttentionOptions& o, int64_t kv_heads) {
   if (o.batch < 1 || o.heads < 1 || kv_heads < 1 || o.heads % kv_heads != 0)
     throw InvalidArgument(fmt::format(
@@ -35,7 +35,8 @@ Tensor sinks_of(Stream& s, const AttentionOptions& o) {
   return o.sinks.defined() ? as_dtype(s, o.sinks.data(), DType::f32) : Tensor();
 }
 
-/// Of rows that follow what is kept. The first ones are a sequence of their own: training's kernel is faster there.
+/// Attention of rows that follow cached ones. The first rows are a sequence of their own: training's kernel
+/// is faster there.
 Var cached(const Var& qkv, const AttentionOptions& o, int64_t kv_heads, int64_t width) {
   if (o.starts.defined())
     throw InvalidArgument("attention: a cache keeps one document; leave `starts` undefined");

@@ -43,9 +43,9 @@ struct AttentionOptions {
   /// appended to the cache. Not in training: no gradient, and max_logits is not raised. Null: complete
   /// sequences.
   KvCache::Layer* cache = nullptr;
-  /// As Documents::starts. Not with a cache. Backward reads it again.
+  /// Same as Documents::starts. Not with a cache. Backward reads it again.
   Tensor starts{};
-  /// As Documents::lengths. max_logits alone depends on it.
+  /// Same as Documents::lengths. Only max_logits depends on it.
   Tensor lengths{};
 };
 

@@ -11,7 +11,7 @@
 
 namespace sherd::nn {
 
-/// Of height and width.
+/// Height and width.
 using Pair = std::array<int64_t, 2>;
 
 struct WindowOptions {

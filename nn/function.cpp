@@ -10,7 +10,7 @@
 namespace sherd::nn {
 namespace {
 
-// What a function was called with, for errors.
+// Describes the arguments of a function, for errors.
 std::string describe(const std::vector<Var>& inputs, const std::vector<Parameter>& parameters) {
   std::string text;
   const auto add = [&](const std::string& what) { text += (text.empty() ? "" : ", ") + what; };

@@ -32,7 +32,7 @@ void write(const Tensor& t, const std::vector<double>& values) {
   t.dtype() == DType::f64 ? write_as<double>(t, values) : write_as<float>(t, values);
 }
 
-// As the input's dtype holds it: the step that is taken is the difference of what two such values hold.
+// Returns the value as the input's dtype stores it: the step is the difference of two such values.
 double held(const Tensor& t, double value) {
   return t.dtype() == DType::f64 ? value : static_cast<float>(value);
 }

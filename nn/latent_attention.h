@@ -8,12 +8,13 @@
 namespace sherd::nn {
 
 struct LatentAttentionOptions {
-  /// Of this rank; first_position and query_scale are set here: from the cache, and for the scale of scores.
+  /// Heads of this rank; first_position and query_scale are set here: from the cache, and for the scale of
+  /// scores.
   LatentHeads heads{};
   /// Scores are q.k * score_scale / sqrt(nope + rope); see RopeScaling::score_scale().
   float score_scale = 1;
-  /// As AttentionOptions::cache; of heads of LatentHeads::width() columns. It keeps the keys and values of heads, not the
-  /// narrower latent rows.
+  /// Same as AttentionOptions::cache, for heads of LatentHeads::width() columns. It keeps the keys and values
+  /// of heads, not the narrower latent rows.
   KvCache::Layer* cache = nullptr;
   Tensor starts{};      ///< as AttentionOptions::starts
   Tensor max_logits{};  ///< as AttentionOptions::max_logits

@@ -72,7 +72,7 @@ struct Product {
     multiply_all(s, c, a, of_a, trans_a, b, of_b, trans_b);
     return c;
   }
-  /// Of a, from dc: op(b) dc^T where a is transposed, else dc op(b)^T.
+  /// Returns the gradient of a from dc: op(b) dc^T where a is transposed, else dc op(b)^T.
   Gradient of_left(Stream& s, const Tensor& dc) const {
     const Tensor da = detail::like(a, joined(batch, a.size(a.dim() - 2), a.size(a.dim() - 1)));
     if (trans_a)

@@ -65,7 +65,7 @@ struct Normed {
     weight.frozen() ? into({like_f32(in, weight.shape()), 0}) : add_summed(s, tp, weight, into);
     heads.scatter(s, dx, as_dtype(s, d_in, dx.dtype()));
   }
-  /// Of x^2 over the rows here, with dy of dy * w * x.
+  /// Sums x^2 over the rows here; with dy it sums dy * w * x.
   void sum(Stream& s, const Tensor& sums, const Tensor& x, const Tensor& dy) const {
     const Tensor w = norm_weight(s, weight, base), in = as_dtype(s, heads.gathered(s, x), w.dtype());
     if (!dy.defined()) return ops::rms_norm_sums(s, sums, in);
@@ -73,7 +73,7 @@ struct Normed {
   }
 };
 
-/// What a rank's rows are a part of.
+/// Ranks that hold the rest of a rank's rows.
 struct Groups {
   TensorParallel weights{};  // ranks over which gradients of the weights are summed
   TensorParallel columns{};  // ranks over which rows are

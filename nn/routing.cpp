@@ -42,7 +42,8 @@ void sort_choices(Stream& s, const Routes& r) {
   if (s.device().dry()) spread_evenly(r.counts, r.indices.numel());
 }
 
-/// Whether the choices of this forward count. Without a place in which a second run finds them, in that run alone.
+/// Returns whether the choices of this forward count. If a second run cannot find them, they count in that
+/// run alone.
 bool balances(const Var& x, const LoadBalancing& b) {
   return b.weight != 0 && x.tape() != nullptr && (b.loads ? x.tape()->training() : x.tape()->recording());
 }

@@ -21,7 +21,7 @@
 
 namespace sherd::nn {
 
-/// What router_logits() returns.
+/// Result of router_logits().
 struct RouterLogits {
   Var logits;  // f32 [n, experts], whatever the dtype of x
   /// x itself, for what else is computed from it: backward adds the product's part to the gradient that comes here,
@@ -65,7 +65,7 @@ class LayerLoads {
   std::vector<bool> known_;  // by layer: a forward that is computed again finds its counts here
 };
 
-/// What a model's forward tells one of its mixtures of the balancing loss.
+/// Balancing loss of one mixture, as a model's forward gives it.
 struct LayerBalance {
   /// NOLINTNEXTLINE: a mixture alone is the only layer of its model.
   LayerBalance(float loss_scale = 0) : scale(loss_scale) {}

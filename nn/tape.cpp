@@ -101,7 +101,7 @@ void Tape::end_call() {
   if (scope_ != nullptr) {
     Scope::Call& call = scope_->innermost();
     call.ended = true;
-    // As below: the second run leaves this call out, too.
+    // The second run leaves this call out, too, as below.
     if (call.first_value == static_cast<int64_t>(values_.size())) leave_out(std::exchange(call.forward, {}));
     return;
   }

@@ -85,7 +85,7 @@ class Tape : public ForwardRecorder {
       "clear() or destroy that tape; evaluate inside nn::NoGrad";
 
   Tape() = default;
-  /// As clear().
+  /// Same as clear().
   ~Tape() override;
 
   /// Returns a value that needs no gradient (for example a batch) and starts recording: values computed from

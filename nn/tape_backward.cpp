@@ -110,7 +110,7 @@ class Tape::Pass {
     for (const Var& x : node.inputs)
       sums.push_back(x.requires_grad() ? std::exchange(value(x.id_).gradient, {}) : Gradient());
     std::vector<Gradient> inputs = node.backward(BackwardCall(outputs, sums, node.inputs));
-    // What only this operation held may now be written by the sums below.
+    // Memory that only this operation held may now be written by the sums below.
     node.backward = nullptr;
     outputs.clear();
     if (inputs.size() != node.inputs.size())
@@ -126,7 +126,7 @@ class Tape::Pass {
     }
   }
 
-  // Whether the objective depends on what was made inside.
+  // Returns whether the objective depends on a value made inside.
   bool reached(const Node& node) const {
     return std::any_of(tape_.values_.begin() + node.first_output, tape_.values_.begin() + node.end_output,
                        [](const Value& v) { return v.gradient.defined(); });

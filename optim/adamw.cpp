@@ -92,7 +92,7 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
   if (slots_.empty()) return;
   for (size_t r = 0; r < rates_.size(); ++r) {
     const Rates& own = rates_[r];
-    // By the dtype of copies, and whether gradients count times the factor.
+    // Keys: the dtype of copies, and whether gradients are multiplied by the factor.
     std::map<std::pair<DType, bool>, std::vector<AdamWSegment>> passes;
     std::vector<std::pair<int64_t, int64_t>> counted;  // intervals of counters
     for (const Slot& s : slots_) {

@@ -43,7 +43,7 @@ class Algorithm {
   constexpr CutClass cut() const { return cut_; }
   constexpr bool matrices_only() const { return matrices_only_; }
 
-  /// By name.
+  /// Compares by name.
   friend constexpr bool operator==(const Algorithm& a, const Algorithm& b) { return a.name_ == b.name_; }
   friend constexpr auto operator<=>(const Algorithm& a, const Algorithm& b) { return a.name_ <=> b.name_; }
 

@@ -66,7 +66,7 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
       const std::span<const int64_t> words(total.data<int64_t>(), ExactSum::kWords);
       stats->norm = norm_of(kind, words, host_largest.defined() ? *host_largest.data<float>() : 0);
       stats->zeros = words[ExactSum::kZeros];
-      // Those of ignored parameters, and of copies on other ranks, are in no sum.
+      // Non-finite elements of ignored parameters, and of copies on other ranks, are in no sum.
       stats->non_finite =
           words[ExactSum::kNonFinite] != 0 ? words[ExactSum::kNonFinite] : words[ExactSum::kElsewhere];
     });

@@ -150,7 +150,7 @@ class Guesser {
     return unsure(Role::conv, "a convolution's kernel, or a stack of matrices");
   }
 
-  // What is left has a name like that of any matrix.
+  // Other names are those of any matrix.
   Guess by_structure(size_t i) const {
     const RoleQuestion& q = model_[i];
     if (q.matrices) return RoleGuess{Role::hidden, "hidden matrix: has row blocks"};

@@ -116,7 +116,7 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
           "attention '{}': its keys are cut over {}, and its queries are not, so that ranks would "
           "scale the same queries by other factors; cut the queries, too",
           a.name, keys));
-    // Which of the shared key heads its queries use is a rank's own.
+    // The shared key heads that its queries use differ between ranks, and are left out.
     text += fmt::format("; {} {} {} {}", a.name, a.heads, shares.back().empty() ? a.kv_heads : 0, a.head_dim);
     for (const ProjectedHeads& p : projections(a)) {
       // The rows of shared key heads differ between ranks and stay out of the comparison.
@@ -184,8 +184,8 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
 void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::string>& wrong) {
   const AttentionHeads& a = l.maxima->heads();
   const std::shared_ptr<Communicator> ranks = a.queries.front().param.group().mesh().comm(mesh_dim);
-  // By parameter of the keys, the first row that each rank uses; behind them the number of its key heads, and the key
-  // head of each query head.
+  // Per parameter of the keys, the first row that each rank uses; then the number of its key heads, and the
+  // key head of each query head.
   std::vector<uint64_t> mine;
   for (const ProjectedHeads& p : a.keys) mine.push_back(static_cast<uint64_t>(p.first_row));
   mine.push_back(static_cast<uint64_t>(a.kv_heads));

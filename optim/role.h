@@ -23,7 +23,7 @@ const char* name_of(Role role);
 
 struct RoleQuestion {
   std::string name = {};
-  /// Of the global parameter, all tensor- and expert-parallel pieces together.
+  /// Shape of the global parameter, all tensor- and expert-parallel pieces together.
   Shape shape = {};
   /// The user declared its last two dimensions to be matrices, by giving it row blocks.
   bool matrices = false;

@@ -34,7 +34,8 @@ struct OwnedState {
   Parameter param = {};
   /// The rule's key; "KEY[BLOCK]" of a row block with a name, "KEY[64x512]" of heads with that shape.
   std::string key = {};
-  /// Of all ranks together: [count, ...] for a stack of `count` matrices or as many heads, else that of the one matrix.
+  /// Shape over all ranks: [count, ...] for a stack of `count` matrices or as many heads, else that of the
+  /// one matrix.
   Shape shape = {};
   /// Indices along `count` of the matrices on this rank, ascending; {0} or empty for one matrix.
   std::vector<int64_t> matrices = {};

@@ -80,12 +80,13 @@ struct UpdateRuleFactory {
   /// All invalid options, each with its value; empty when valid. Optimizer throws them together with all
   /// other errors.
   std::vector<std::string> problems = {};
-  /// Whether it supports UpdateItem::writes_copy.
+  /// True if it supports UpdateItem::writes_copy.
   bool writes_copies = false;
-  /// Whether it supports UpdateSettings::lr_factor, and beta1, beta2 and eps. Otherwise Optimizer refuses
+  /// True if it supports UpdateSettings::lr_factor, resp. beta1, beta2 and eps. Otherwise Optimizer refuses
   /// parameters whose settings use them.
   bool heeds_lr_factor = false, heeds_betas = false;
-  /// Whether step() multiplies gradients by the factor that was set. Otherwise Optimizer does so before, in a pass of its own.
+  /// True if step() multiplies gradients by the factor that was set. Otherwise Optimizer does so before, in a
+  /// pass of its own.
   bool heeds_gradient_factor = false;
   /// Makes the rule for the parameters routed to it (possibly none), in routing order. Called once on every
   /// rank, after the parameters have their memory; may be collective. The device outlives the rule.

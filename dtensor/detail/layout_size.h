@@ -11,7 +11,7 @@ __extension__ typedef __int128 Wide;
 /// numel_of() without overflow: negative sizes count as nothing, zeros as one (they hide how large the other
 /// sizes are), and it stops at 2^64.
 Wide wide_numel(const Shape& shape);
-/// Of all of them.
+/// Returns the sum of wide_numel() of all parameters.
 Wide wide_numel(const std::vector<LayoutParam>& params);
 
 /// @throws InvalidArgument naming the sizes when 64 bits do not hold all intermediate results. For

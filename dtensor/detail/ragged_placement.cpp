@@ -30,8 +30,8 @@ int64_t inverse_modulo(int64_t a, int64_t m) {
   return (x0 % m + m) % m;
 }
 
-/// How boundaries at multiples of a slice meet rows of one width. From one boundary that falls between rows
-/// to the next there are `period` slices.
+/// Boundaries at multiples of a slice, against rows of one width. From one boundary between rows to the next
+/// there are `period` slices.
 class RowGrid {
  public:
   RowGrid(int64_t slice, int64_t width)

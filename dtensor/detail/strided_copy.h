@@ -5,8 +5,7 @@
 
 namespace sherd {
 
-/// Where a block of `blocks` runs of `run` elements lies in a tensor: run i starts at element begin + i *
-/// stride.
+/// A block of `blocks` runs of `run` elements in a tensor: run i starts at element begin + i * stride.
 struct Strided {
   int64_t begin = 0, stride = 0;
 };

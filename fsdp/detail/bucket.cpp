@@ -90,8 +90,8 @@ void Bucket::reduce(bool last) {
   context_.log.add("reduce", group_->unit());
   Stream& compute = context_.device.compute();
   Stream& stream = *context_.reduce;
-  // As in Unit: zeros and backward's writes are on compute; the reduction waits for them and overlaps later
-  // units.
+  // Same as in Unit: zeros and backward's writes are on compute; the reduction waits for them and overlaps
+  // later units.
   group_->settle_grad(compute, last);
   stream.wait(compute.record());
   group_->reduce(stream, last, context_.staging);

@@ -61,7 +61,7 @@ class Bucket {
   /// Sets whether all parameters are left out of this step (UpdateSets::left_out()).
   void set_left_out(bool left_out);
 
-  // As the functions of Unit.
+  // Same as the functions of Unit.
   void drop_step(const UpdateSet* set);
   void release_gradients(const UpdateSet* set);
   void recovered();

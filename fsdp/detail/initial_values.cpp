@@ -24,7 +24,7 @@ constexpr int64_t kChunk = int64_t{1} << 20;
 // Rows of a whole matrix that are orthogonal by themselves, in the order of that matrix.
 using RowList = std::vector<int64_t>;
 
-// What a rule has to know of a parameter or buffer.
+// Data that a rule needs of a parameter or buffer.
 struct Target {
   const std::string& name;
   const Init& init;

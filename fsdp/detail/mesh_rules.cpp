@@ -71,7 +71,7 @@ struct Stray {
   std::vector<std::string> units = {}, params = {};
 };
 
-// By dimension and what else the options say.
+// Keys: the dimension and the other names in the options.
 using Strays = std::map<std::array<std::string, 4>, Stray>;
 
 // Collects dimensions along which the group's ranks would train different models: no reduction spans them,

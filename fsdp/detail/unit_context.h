@@ -60,7 +60,7 @@ struct UnitContext {
   // The last microbatch's backward has ended while recorded forwards of the root still had a pending backward.
   bool awaits_backward = false;
   ForwardRecorder* recorder = nullptr;
-  // How a user drops a recorded forward, as the client that recorded the latest one says it.
+  // Remedy in messages: how a user drops a recorded forward, set by the client that recorded the latest one.
   const char* how_to_drop = "";
   bool last_microbatch = true;
   bool torn = false;            // an exception has ended an update of the weights

@@ -16,7 +16,8 @@ using namespace door;
 
 namespace {
 
-/// Where data from the host waits for its stream: counted in Device::copies(), bounded by RunAhead. May wait.
+/// Returns memory where data from the host waits for its stream: counted in Device::copies(), bounded by
+/// RunAhead. May wait.
 std::shared_ptr<char> host_block(Device& device, int64_t bytes) {
   struct Return {
     Device& device;

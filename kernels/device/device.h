@@ -34,8 +34,8 @@ struct DeviceOptions {
   std::string kernels = "cpu";
   /// Maximum number of bytes held, live ones and those kept for reuse; 0 = no limit.
   int64_t memory_limit = 0;
-  /// How far the host may be ahead: operations (kernels, collectives, events) that one stream holds and that
-  /// are not done, and bytes of copies from the host. A host thread that queues more waits; see RunAhead.
+  /// Maximum lead of the host: unfinished operations (kernels, collectives, events) that one stream holds,
+  /// and bytes of copies from the host. A host thread that queues more waits; see RunAhead.
   int64_t max_queued_work = RunAhead::kWork;
   int64_t max_queued_bytes = RunAhead::kBytes;
   /// Index of the GPU in the process (CUDA).

@@ -53,7 +53,7 @@ Shape strides_of(const Shape& shape) {
   return strides;
 }
 
-// What a tensor that is lent refers to.
+// References of a lent tensor.
 struct Lent {
   Tensor tensor;
   Shape shape, strides;

@@ -23,7 +23,7 @@ class EnumTable {
     return static_cast<size_t>(value) < N ? names_[static_cast<size_t>(value)] : "?";
   }
 
-  /// As name(). @throws InvalidArgument listing the legal names when `value` is not an enumerator.
+  /// Same as name(). @throws InvalidArgument listing the legal names when `value` is not an enumerator.
   const char* checked_name(std::string_view what, E value) const {
     if (static_cast<size_t>(value) >= N) refuse_name(what, std::to_string(static_cast<int>(value)), names_);
     return name(value);

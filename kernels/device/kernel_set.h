@@ -16,7 +16,8 @@ enum class KernelSet {
   cuda,
 };
 
-/// Whether activations may be f64. What is kept beside them, and gradients of weights, is then f64, too.
+/// Returns whether activations may be f64. Values saved beside them, and gradients of weights, are then f64,
+/// too.
 constexpr bool takes_f64(KernelSet set) { return set == KernelSet::reference; }
 
 template <class Table>

@@ -8,7 +8,7 @@
 
 namespace sherd {
 
-/// What an allocation holds. Planners, memory tables and tests ask for bytes by class; names are
+/// Content of an allocation. Planners, memory tables and tests ask for bytes by class; names are
 /// human-readable.
 enum class MemoryClass {
   parameter,   ///< weights in the dtype they are computed with, as stored between uses

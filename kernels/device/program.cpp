@@ -26,8 +26,8 @@ std::string version_text(const std::string& program) {
 
 namespace {
 
-// Of a program that was started through the dynamic loader (ld-linux-x86-64.so.2 PROGRAM), the link names the
-// loader, which would take the program's arguments for its own.
+// Returns whether the path is the dynamic loader. If it started the program (ld-linux-x86-64.so.2 PROGRAM),
+// the link names the loader, which would take the program's arguments for its own.
 bool is_loader(std::string_view path) {
   const std::string_view name = path.substr(path.rfind('/') + 1);
   return name.starts_with("ld-") || name.starts_with("ld.") || name.starts_with("ld64.");
@@ -38,7 +38,8 @@ bool is_loader(std::string_view path) {
 void bound_spinning(char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
   if (::setenv("GOMP_SPINCOUNT", "1000", 0) != 0) return;
-  // By its own name, which process lists show; where that is gone (replaced while it ran), by the link.
+  // The program's own name, which process lists show, is preferred. The link is used where that is gone
+  // (replaced while it ran).
   constexpr const char* kSelf = "/proc/self/exe";
   char path[PATH_MAX + 1];
   const ssize_t length = ::readlink(kSelf, path, PATH_MAX);

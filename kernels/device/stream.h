@@ -61,8 +61,8 @@ class NativeQueue {
   virtual void* scratch(int64_t bytes) = 0;
 };
 
-/// What an operation sees while it runs on its stream. On a device with a native queue operations only
-/// *issue*: memory they name is touched later, in the order of the queue.
+/// Context of an operation that runs on its stream. On a device with a native queue operations only *issue*:
+/// memory they name is touched later, in the order of the queue.
 struct ExecutionContext {
   /// Threads a kernel may use (CPU).
   int threads = 1;

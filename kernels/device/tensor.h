@@ -48,8 +48,9 @@ class Tensor {
                                         DType dtype);
 
   bool defined() const { return storage_ != nullptr; }
-  /// Whether this tensor alone owns the memory, so that its content may be overwritten: no other tensor or
-  /// view shares it, and it is neither an unowned_view() nor from() a source outside nor of_others().
+  /// Returns whether this tensor alone owns the memory, so that its content may be overwritten: no other
+  /// tensor or view shares it, and it is neither an unowned_view() nor from() a source outside nor
+  /// of_others().
   bool sole_owner() const;
   const Shape& shape() const { return shape_; }
   int64_t dim() const { return static_cast<int64_t>(shape_.size()); }

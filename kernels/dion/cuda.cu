@@ -5,7 +5,7 @@
 namespace sherd::cuda {
 namespace {
 
-// As grid_for() makes them.
+// Block size of grid_for().
 constexpr int kDionThreads = 256, kDionWarps = kDionThreads / 32;
 
 // A warp takes a row: the order of its sum depends on the number of columns alone.

@@ -24,7 +24,7 @@ float sigmoid(float x) {
   return 1.0f / (1.0f + (std::is_same_v<T, float> ? exp_bounded(-x) : exp_rough(-x)));
 }
 
-/// Of results of type T.
+/// Returns gelu(x), for results of type T.
 template <class T>
 float gelu(float x) {
   const float c = clamped(x), low = x < -10.0f ? -10.0f : x;

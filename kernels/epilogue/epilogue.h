@@ -1,4 +1,5 @@
-// What may follow a product in the same kernel: biases of rows and GELU. ops.h says what holds for all operations.
+// Biases of rows and GELU, which may follow a product in the same kernel. ops.h says what holds for all
+// operations.
 #pragma once
 
 #include <cstdint>

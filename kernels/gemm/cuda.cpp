@@ -49,10 +49,10 @@ bool multiply_fused(ExecutionContext& ctx, const GemmArgs& g) {
   return try_matmul(queue, p);
 }
 
-/// Whether the call has more than a product, and all of it may be one. cuBLASLt's fused epilogues want rows of
-/// pre at multiples of 8 elements and aligned vectors, and there may be none for operands whose rows begin
-/// anywhere; which of the others it has, it is asked (multiply_fused). In f32 they save little and differ from
-/// the kernels that take the other shapes.
+/// Returns whether the call has more than a product, and one cuBLASLt call may do all of it. Its fused
+/// epilogues need rows of pre at multiples of 8 elements and aligned vectors. Operands whose rows begin
+/// anywhere may have no algorithm. cuBLASLt is asked for its other limits (multiply_fused). In f32 they save
+/// little and differ from the kernels for other shapes.
 bool fusible(const GemmArgs& g) {
   const auto eights = [](const auto&... sizes) { return ((sizes % 8 == 0) && ...); };
   const bool more = g.residual.data || epilogue_of(g) != MatmulEpilogue::none;

@@ -194,7 +194,7 @@ std::optional<cublasLtMatmulAlgo_t> search(CudaQueue& queue, const Key& key, con
   return found.algo;
 }
 
-/// Whether the algorithm does the plan's batch.
+/// Returns whether the algorithm supports the plan's batch.
 bool works(CudaQueue& queue, const Plan& plan, const cublasLtMatmulAlgo_t& algorithm) {
   cublasLtMatmulHeuristicResult_t result{};
   return cublasLtMatmulAlgoCheck(queue.blas(), plan.descriptor.get(), plan.b.get(), plan.a.get(),
@@ -220,8 +220,8 @@ void point_somewhere(const Key& key, const Plan& plan, bool bias, bool pre) {
   point(key, plan, bias ? somewhere : nullptr, pre ? somewhere : nullptr);
 }
 
-/// Of one matrix, for `plan` of it: the nominal batch's if there is one and it does one matrix, too. Nothing
-/// where cuBLASLt knows none.
+/// Returns an algorithm for one matrix, with its `plan`: the nominal batch's if it exists and supports one
+/// matrix. Nothing where cuBLASLt has none.
 std::optional<cublasLtMatmulAlgo_t> algorithm_of(CudaQueue& queue, const Key& one, const Plan& plan,
                                                  bool bias, bool pre) {
   if (one.nominal_batch > 1) {

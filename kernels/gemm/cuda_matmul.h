@@ -16,7 +16,7 @@ struct Operand {
   int64_t stride = 0;
 };
 
-/// What cuBLASLt does to a product before it stores it; gelu_backward multiplies it by gelu'(pre).
+/// Operation of cuBLASLt on a product before it is stored; gelu_backward multiplies it by gelu'(pre).
 enum class MatmulEpilogue { none, bias, gelu, gelu_bias, gelu_pre, gelu_pre_bias, gelu_backward };
 
 /// c[m,n] = alpha * op(a) op(b) + beta * addend for every matrix of a batch. Sums are f32 (f64 when `in` is).
@@ -35,13 +35,13 @@ struct Matmul {
   MatmulEpilogue epilogue = MatmulEpilogue::none;
   void* bias = nullptr;
   void* pre = nullptr;
-  /// How many such matrices the algorithm is chosen for, whatever `batch` is.
+  /// Number of such matrices that the algorithm is chosen for, whatever `batch` is.
   int64_t nominal_batch = 1;
 };
 
-/// The nominal batch of products that come in batches of any size. What is best for one matrix alone (a split
-/// sum, small tiles) would be wrong for the eight or thirty-two of a transformer's layers, and what is best
-/// for these costs a lone matrix a little.
+/// The nominal batch of products that come in batches of any size. The best algorithm for one matrix (a split
+/// sum, small tiles) would be wrong for the 8 or 32 of a transformer's layers. The best one for these is
+/// slightly slower for one matrix.
 inline constexpr int64_t kNominalBatch = 8;
 
 /// Issues the product on the queue's stream.
@@ -60,7 +60,7 @@ void matmul(CudaQueue& queue, const Matmul& product);
 /// @throws CudaError when cuBLASLt fails.
 bool try_matmul(CudaQueue& queue, const Matmul& product);
 
-/// Whether `data` lies at a multiple of `bytes`.
+/// Returns whether `data` is at a multiple of `bytes`.
 inline bool aligned(const void* data, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0;
 }

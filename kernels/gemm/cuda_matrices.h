@@ -63,7 +63,7 @@ class Carver {
   int64_t bytes_ = 0;
 };
 
-/// What `pieces` (Carver& -> a struct of pointers) takes, from the context's scratch: asked for once.
+/// Carves `pieces` (Carver& -> a struct of pointers) out of the context's scratch, in one request.
 template <class F>
 auto carve(ExecutionContext& context, F pieces) {
   Carver counting;
@@ -72,13 +72,13 @@ auto carve(ExecutionContext& context, F pieces) {
   return pieces(carver);
 }
 
-/// What a transform does besides converting; the arrays are in device memory, one value per matrix.
+/// Operations of a transform besides conversion; the arrays are in device memory, one value per matrix.
 struct Transform {
   /// Values are multiplied in double and rounded to f32 before anything else; 0 gives zeros, whatever the
   /// source holds. Null: 1.
   const double* scale = nullptr;
   float diagonal = 0;  // added to elements (i, i)
-  /// Where a result is not finite, the matrix's entry becomes MatrixStatus::not_finite.
+  /// A non-finite result sets the matrix's entry to MatrixStatus::not_finite.
   int32_t* status = nullptr;
 };
 

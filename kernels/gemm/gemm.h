@@ -45,15 +45,15 @@ Work work_of(const Device& device, const GemmArgs& g);
 
 namespace ops {
 
-/// What GemmArgs says, for 2-D tensors; op(A) is A or, with trans_a, its transpose, and B likewise.
+/// Computes GemmArgs' formula for 2-D tensors; op(A) is A or, with trans_a, its transpose, and B likewise.
 void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
           float alpha = 1, float beta = 0);
 /// gemm() of columns of larger matrices; those beside C's stay as they are. @throws InvalidArgument for columns that
 /// lie outside.
 void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, const Columns& b, bool trans_b,
                   float beta = 0);
-/// What gemm and add_bias would do, in one kernel where the device has one, as all below. bias [n]; all
-/// tensors of one dtype.
+/// Computes gemm and add_bias, in one kernel where the device has one. This holds for all functions below.
+/// bias [n]; all tensors of one dtype.
 void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
                const Tensor& bias);
 /// bias [n] may be undefined (none); pre may be undefined when no backward follows.

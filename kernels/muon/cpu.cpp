@@ -15,7 +15,7 @@
 namespace sherd::cpu {
 namespace {
 
-/// Where a segment that packs nothing writes.
+/// Output of a segment that packs nothing.
 struct Nowhere {};
 using cpu::store;
 void store(Nowhere, float) {}

@@ -29,9 +29,9 @@ struct MomentumSegment {
 /// torch.optim.Muon):
 ///   g' = l2 == 0 ? g : g + l2 * w;  buffer += (1-mu) * (g' - buffer);
 ///   packed = nesterov ? g' + mu * (buffer - g') : buffer.
-/// Where g' is not finite the buffer keeps its value and NaN is packed. packed: f32, bf16 or f16. With `skip`
-/// (see AdamWCountArgs) no buffer moves; what is packed is the same. The result for an element depends on
-/// that element alone, wherever it lies in its segment.
+/// For a non-finite g' the buffer keeps its value and NaN is packed. packed: f32, bf16 or f16. With `skip`
+/// (see AdamWCountArgs) no buffer changes; the packed values are the same. The result for an element depends
+/// on that element alone, wherever it is in its segment.
 struct MuonMomentumArgs {
   std::vector<MomentumSegment> segments;
   Ref packed{};

@@ -15,7 +15,7 @@ using Word = unsigned long long;  // what atomicAdd takes
 constexpr int kRowSegments = 40, kThreads = 256, kWarps = kThreads / 32, kMatrices = 64;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-/// What a launch goes over, by value.
+/// Segments of a launch, by value.
 struct RowBatch {
   int count = 0;
   RowSegment segments[kRowSegments];

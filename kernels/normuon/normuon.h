@@ -31,7 +31,7 @@ struct RowSegment {
   int64_t first = 0;  // the place of x[0]: row first / cols, column first % cols
   int64_t cols = 1;
   int64_t row = 0;  // the record and the result of the matrix's row 0
-  /// Whether column 0 begins the row: not where the matrix is itself a range of columns of a larger one.
+  /// False where the matrix is a range of columns of a larger one that does not begin its rows.
   bool begins_rows = true;
 };
 

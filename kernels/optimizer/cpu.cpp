@@ -10,7 +10,7 @@ namespace {
 
 // The same fp32 operations as the reference, in the same order.
 
-/// What a step of a segment is made of, rounded to fp32 once.
+/// Factors of a segment's step, rounded to fp32 once.
 struct Step {
   float decay, weight1, beta2, weight2, step, root_bias2, eps, factor;
 };

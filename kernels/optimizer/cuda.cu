@@ -8,7 +8,7 @@
 namespace sherd::cuda {
 namespace {
 
-/// As power() of the reference: the same double operations.
+/// Same as power() of the reference: the same double operations.
 __device__ double power(double base, int64_t n) {
   double result = 1;
   for (; n > 0; n /= 2, base = __dmul_rn(base, base))
@@ -28,7 +28,7 @@ __global__ void count_steps(AdamWCountArgs a) {
   }
 }
 
-/// What is the same for all parameters, rounded to fp32 once.
+/// Factors that all parameters share, rounded to fp32 once.
 struct Rates {
   float weight1, beta2, weight2, eps;
   AdamWBias bias;

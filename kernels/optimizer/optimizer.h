@@ -9,8 +9,8 @@
 
 namespace sherd {
 
-/// What of AdamW depends on the number of updates so far: step_size = lr/bias1, root = sqrt(bias2), with
-/// bias_i = 1 - beta_i^step in double, rounded to f32.
+/// Bias correction of AdamW after a number of updates: step_size = lr/bias1, root = sqrt(bias2), with bias_i
+/// = 1 - beta_i^step in double, rounded to f32.
 struct AdamWBias {
   float step_size = 0, root = 1;
 };
@@ -41,7 +41,7 @@ struct AdamWSegment {
   void* copy = nullptr;
   int64_t count = 0;
   double weight_decay = 0;
-  /// Which of the pass's bias corrections is its.
+  /// Index of its bias correction among the pass's.
   int64_t bias = 0;
 };
 

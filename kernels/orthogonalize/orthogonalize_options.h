@@ -47,11 +47,12 @@ struct OrthogonalizeOptions {
   DType working = DType::f32;
 };
 
-/// What cannot be, each with its value; empty when all is well. `gram`: Gram matrices are iterated on.
+/// Returns the invalid options, each with its value; empty when all are valid. `gram`: Gram matrices are
+/// iterated on.
 std::vector<std::string> problems_of(const OrthogonalizeOptions& options, bool gram);
 
-/// What an orthogonalizer found, one value per matrix. A zero matrix, one with an element that is not
-/// finite, and one whose iteration overflows give zeros. The last two are errors of a rule (MatrixRule): NaN or Inf from
+/// Result of an orthogonalizer, one value per matrix. A zero matrix, one with a non-finite element, and one
+/// whose iteration overflows give zeros. The last two are errors of a rule (MatrixRule): NaN or Inf from
 /// finite input, in its result or in its state.
 enum class MatrixStatus : int32_t { fine = 0, zero = 1, not_finite = 2, bad_result = 3, bad_state = 4 };
 

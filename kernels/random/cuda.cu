@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-/// As kernels/random/reference.cpp: the first candidate within the bounds.
+/// Same as kernels/random/reference.cpp: the first candidate within the bounds.
 __global__ void __launch_bounds__(256)
     truncated_normals(float* dst, int64_t begin, int64_t count, uint64_t key, double mean, double stddev,
                       float low, float high) {

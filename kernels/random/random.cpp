@@ -19,7 +19,7 @@ void check(const char* op, std::string_view name, const Tensor& dst, int64_t beg
           fmt::format("{} of '{}': bounds {} and {} are not a finite interval", op, name, low, high));
 }
 
-// Of a standard normal value.
+// Returns the probability that a standard normal value is below z.
 double probability_below(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); }
 
 }  // namespace

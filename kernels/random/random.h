@@ -15,7 +15,8 @@ struct RandomBoundedArgs {
   int64_t begin = 0, count = 0;
   uint64_t key = 0;
   float low = 0, high = 0;
-  /// Of the normal distribution that is cut off at the bounds; not used by uniform values.
+  /// Mean and standard deviation of the normal distribution, which is cut off at the bounds; unused by
+  /// uniform values.
   float mean = 0, stddev = 0;
 };
 

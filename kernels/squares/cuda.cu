@@ -136,7 +136,7 @@ class WindowSums {
 
   /// Whole warp.
   __device__ void move_sums() {
-    // As digits of 32 bits from the window's lower end, each below 2^34 and in 64 bits.
+    // Digits of 32 bits from the window's lower end, each below 2^34 and in 64 bits.
     const auto low = [](uint64_t v) { return v & 0xffffffffu; };
     uint64_t digits[4] = {low(lower_[0]) + low(upper_[0] << 24),
                           (lower_[0] >> 32) + (upper_[0] << 24 >> 32) + low(lower_[1]) + low(upper_[1] << 24),
@@ -158,7 +158,7 @@ class WindowSums {
   int zeros_ = 0, non_finite_ = 0;
 };
 
-/// What a launch goes over, by value: tiles of kUnroll groups of four to a thread. The elements before and
+/// Segments of a launch, by value: tiles of kUnroll groups of four to a thread. The elements before and
 /// behind the groups, six at most, belong to a segment's first tile.
 struct SquaresBatch {
   int count = 0;
@@ -231,8 +231,8 @@ __global__ void __launch_bounds__(kThreads) add_squares(const __grid_constant__ 
   hand_over(words, batch.sums[s], batch.non_finite[s]);
 }
 
-/// Of one thread: the sum of magnitudes whose exponents lie in a window of 32, which moves to where elements are.
-/// 2^8 mantissas of 24 bits, shifted by less than 32, fit into 64 bits.
+/// Sum of magnitudes of one thread, whose exponents are in a window of 32. The window moves to where elements
+/// are. 2^8 mantissas of 24 bits, shifted by less than 32, fit into 64 bits.
 class MagnitudeSum {
  public:
   __device__ explicit MagnitudeSum(Digit* words) : words_(words) {}
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x % 32 == 0 && mine != 0) atomicMax(largest, mine);
 }
 
-/// As ExactSum::normalise.
+/// Same as ExactSum::normalise.
 __device__ void normalise(int64_t* words) {
   int64_t carry = 0;
   for (int i = 0; i + 1 < ExactSum::kDigits; ++i) {
@@ -345,7 +345,7 @@ __global__ void normalise_words(Sums sums) {
   if (static_cast<int>(threadIdx.x) < sums.count) normalise(sums.words[threadIdx.x]);
 }
 
-/// As ExactSum::value of words without non-finite elements.
+/// Same as ExactSum::value for words without non-finite elements.
 __device__ double value_of(int64_t* words) {
   normalise(words);
   const auto digit = [&](int i) { return i < 0 ? uint64_t{0} : static_cast<uint64_t>(words[i]); };

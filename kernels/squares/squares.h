@@ -22,7 +22,7 @@ struct SquaresSegment {
 
 Work work_of(const Device& device, const std::vector<SquaresSegment>& segments);
 
-/// Which norm of all elements.
+/// Kind of the norm of all elements.
 enum class NormKind {
   two,       // the square root of the sum of squares
   one,       // the sum of magnitudes

@@ -25,8 +25,9 @@ struct Packed {
     both.insert(both.end(), biases.begin(), biases.end());
     return both;
   }
-  /// Whether forward and the input's gradient are one product each. Sizes alone decide, because adjacency in memory
-  /// depends on the layout and layouts have equal bits. The copy that joined() may make is then at most as large as x.
+  /// Returns whether forward and the input's gradient are one product each. Sizes alone decide, because
+  /// adjacency in memory depends on the layout, and layouts have equal bits. The copy that joined() may make
+  /// is then at most as large as x.
   bool one_product(const Tensor& x) const { return weights.size() == 1 || width() <= x.size(0); }
 
   /// Returns the weights side by side, [sum of outs, in] or [in, sum of outs]: a view of adjacent ones, else a copy.

@@ -7,7 +7,7 @@
 
 namespace sherd::nn::detail {
 
-/// How a weight lies: [out, in] as linear() takes it, or [in, out] as GPT-2's Conv1D.
+/// Layout of a weight: [out, in] as in linear(), or [in, out] as in GPT-2's Conv1D.
 enum class WeightLayout { out_in, in_out };
 
 /// [x w_0^T + bias_0, x w_1^T + bias_1, ...] by columns: x [n, in], the result [n, sum of outs]; biases as

@@ -14,7 +14,7 @@ void add_summed(Stream& s, const TensorParallel& tp, const Parameter& w, F write
   if (w.frozen()) return;
   const GradTarget target = w.grad_for_overwrite();
   if (tp.size() == 1) return write(target);
-  // What is there already has been summed.
+  // The present content of grad is summed already.
   const Tensor part = target.beta == 0 ? target.grad : like(target.grad);
   write(GradTarget{part, 0});
   tp.comm->all_reduce(s, part.unowned_view());

@@ -168,7 +168,7 @@ GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, Norm
     all.sums.push_back(m.accumulator(0));
     all.served.push_back(m.served());
   }
-  // Where nothing else spans all ranks, what was served is compared now and then.
+  // The served words are compared at intervals if no other collective spans all ranks.
   const auto& world = runtime.mesh().world();
   const bool compares =
       spread == meshes.end() && world->size() > 1 && (any_alone || runtime.comparison_due());
@@ -192,7 +192,7 @@ GradientSums sums_at_once(ShardRuntime& runtime, const UpdateSet* set) {
   std::vector<SquaresSegment> segments;
   for (const ParamGroup* g : runtime.groups()) {
     for (auto& p : chosen_of(*g, set)) {
-      // Of several ranks that hold the same elements the first adds them: one sum over all ranks counts each
+      // If several ranks hold the same elements, the first one adds them: one sum over all ranks counts each
       // element once.
       const bool first = counts(*g) && g->axes().holders_of(p.tensor_shard()).index == 0;
       segments.push_back(segment_of(p, first ? words : nullptr, words + ExactSum::kElsewhere));

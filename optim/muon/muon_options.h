@@ -45,7 +45,8 @@ struct MuonOptions {
   OrthogonalizeOptions orthogonalize = {};
   MuonScale scale = MuonScale::match_rms_adamw;
   double scale_factor = 1;
-  /// Of the rows, in (0, 1]. Below 1: momentum greater than 0, mode other than gram, tensor duplicated.
+  /// Fraction of the rows, in (0, 1]. Below 1: momentum greater than 0, mode other than gram, tensor
+  /// duplicated.
   double fraction = 1;
   MuonDecay decay = MuonDecay::decoupled;
 

@@ -23,7 +23,7 @@ struct MatrixPart {
 struct MatrixStateSpec {
   /// A word without a dot or bracket; checkpoints name the tensor by it, after the parameter's name.
   std::string key = {};
-  /// Of one matrix.
+  /// Shape of one matrix.
   Shape shape = {};
 };
 
@@ -31,7 +31,7 @@ struct MatrixStateSpec {
 struct MatrixState {
   /// In the order of MatrixRule::state().
   std::vector<Tensor> tensors = {};
-  /// As in UpdateRule::step(), possibly undefined: other than 0, the tensors stay unchanged, in bits.
+  /// Same as in UpdateRule::step(), possibly undefined: if it is not 0, the tensors keep their bits.
   Tensor skip = {};
 };
 

@@ -28,7 +28,7 @@
 //   R and half of the sum, 8 KiB each; 5 * 16 KiB = 81,920 bytes. 127,139,840 FLOPs on each rank.
 // - down is an owner entry, since it has fewer rows than columns: owners {0}. Rank 1 sends its 32 rows of
 //   momentum (524,288 bytes) and receives as many of the result. 252,968,960 FLOPs, all on rank 0.
-// As an owner entry up would cost as much as down. As a gram entry it takes half of the time and moves
+// up as an owner entry would cost as much as down. As a gram entry it takes half of the time and moves
 // 163,840 bytes instead of 1,048,576; its result differs from that of one rank by rounding.
 #pragma once
 

@@ -26,8 +26,8 @@ struct MatrixPiece {
 struct MatrixResults {
   const Tensor& values;  // f32; what a refinement leaves there is what updates the weights
   std::span<const LogicalMatrix> matrices;
-  /// Of them, those that came, in the same order on every rank that sum() adds over. No piece of some may be
-  /// here.
+  /// Indices of the matrices that came, in the same order on every rank that sum() adds over. This rank may
+  /// have no piece of some of them.
   std::span<const int> present;
   std::span<const MatrixPiece> pieces;
   /// This rank's place along LogicalMatrix::tensor_dim; all matrices present have one, or none has.

@@ -28,7 +28,7 @@ struct DeviceBench {
 };
 
 std::shared_ptr<sherd::Device> make_device(const DeviceBench& bench);
-/// What the device calls itself and how it is used, for headings.
+/// Returns the device's own name and its use, for headings.
 std::string title_of(const DeviceBench& bench);
 
 /// The two ceilings: c = ab of square matrices, and a copy.

@@ -30,7 +30,7 @@ Timing measure(sherd::Device& device, const MeasureOptions& options, const std::
 /// The middle one, or the larger of two.
 double median(std::vector<double> values);
 
-/// What a row is held against.
+/// Ceiling that a row is compared with.
 enum class Ceiling { none, copy, gemm };
 
 struct Row {

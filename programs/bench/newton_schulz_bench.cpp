@@ -33,8 +33,8 @@ DType working_of(const DeviceBench& b) {
   return word == "fp16" ? DType::f16 : word == "bf16" ? DType::bf16 : DType::f32;
 }
 
-/// Of five steps, with symmetric products at half: 15a + 5, and 14 + 6a with one restart or 17 + 3a without,
-/// in n^3; n is the short side and a n the long one.
+/// Returns the FLOPs of five steps, with symmetric products at half: 15a + 5, and 14 + 6a with one restart or
+/// 17 + 3a without, in n^3; n is the short side and a n the long one.
 double operations(const MatrixShape& m, IterationForm form, bool restart) {
   const auto n = static_cast<double>(std::min(m.rows, m.cols));
   const double a = static_cast<double>(std::max(m.rows, m.cols)) / n;

@@ -25,11 +25,11 @@ using train_gpt::Gpt;
 struct Soak {
   int ranks = 4, steps = 3000, settled = 200;
   int64_t dim = 32, layers = 2, seq = 48, max_queued = 1024;
-  /// What is tolerated, in percent: growth after `settled` steps; memory without an account.
+  /// Tolerances in percent: growth after `settled` steps; memory without an account.
   double growth = 5, unexplained = 10;
 };
 
-/// What is judged, as rank 0 sees it.
+/// Figures that are judged, as rank 0 has them.
 struct SoakFigures {
   int64_t settled = 0, end = 0;  // resident bytes
   MemoryGrowth growth;

@@ -65,7 +65,7 @@ void print_row(const std::string& name, double seconds, double flops, double pro
              flops * 1e-9, flops / seconds * 1e-9, products * 1e3, qr * 1e3, (products + qr) / seconds);
 }
 
-/// What a step of one matrix takes at the ceilings, in seconds, and its FLOPs.
+/// Least time of a step of one matrix at the ceilings, in seconds, and its FLOPs.
 struct SoapLeast {
   double products = 0, qr = 0, flops = 0;
   void add(const SoapLeast& other, int times) {

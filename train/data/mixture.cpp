@@ -30,9 +30,9 @@ int64_t floor_sum(int64_t n, int64_t m, int64_t a, int64_t b) {
   return sum;
 }
 
-/// Of the continued fraction of a / b: the sum of its terms. The multiples of b mod a are the more evenly
-/// spread the smaller it is (Niederreiter, Random number generation and quasi-Monte Carlo methods, 1992). 0
-/// unless coprime.
+/// Returns the sum of the terms of the continued fraction of a / b; 0 unless coprime. The smaller it is, the
+/// more evenly the multiples of b mod a are distributed (Niederreiter, Random number generation and
+/// quasi-Monte Carlo methods, 1992).
 int64_t sum_of_quotients(int64_t a, int64_t b) {
   int64_t sum = 0;
   while (b > 0) {

@@ -46,7 +46,7 @@ size_t end_of_entry(std::string_view list, size_t begin) {
   return std::min(end, list.size());
 }
 
-/// What all weights are divided by to become shares; 0 without weights.
+/// Returns the divisor that turns weights into shares; 0 without weights.
 int64_t common_divisor(const std::vector<TokenPath>& paths) {
   int64_t divisor = 0;
   for (const TokenPath& p : paths) divisor = std::gcd(divisor, p.weight);

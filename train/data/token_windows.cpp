@@ -23,7 +23,7 @@ std::vector<int64_t> shares_of(const std::vector<SharedTokens>& data) {
   return shares;
 }
 
-/// What a message names where files are too short.
+/// Returns the flag that a message names for files that are too short.
 const char* flag_of(const TokenStream& tokens, bool validation, bool examples = false, bool named = false) {
   return named              ? "--eval-data"
          : validation       ? "--valid-tokens"

@@ -39,11 +39,11 @@ struct TokenWindowsOptions {
 /// and the targets are the tokens one later. The last floor(W / 50) are held out. With validation files, all
 /// windows of these are held out, and none of the training data.
 ///
-/// Of several streams with shares, a Mixture draws the sequences, and each stream's windows follow the order
+/// Several streams with shares: a Mixture draws the sequences, and each stream's windows follow the order
 /// above: n is the number of its sequence, V the number of its windows, and its shuffle is its own. Windows
 /// have consecutive numbers, the training windows of all streams first.
 ///
-/// Of examples, windows are the rows of ExampleRows; the last floor(examples / 50) examples are held out.
+/// Examples: windows are the rows of ExampleRows; the last floor(examples / 50) examples are held out.
 ///
 /// The position in a training is the number of sequences that all ranks have used, and nothing else: resumes
 /// are exact on any number of ranks. Immutable, so ranks share one.
@@ -58,7 +58,7 @@ class TokenWindows {
   /// The same with sets of evaluation data, all of whose windows are held out; none: windows of `data` are.
   TokenWindows(std::vector<SharedTokens> data, std::vector<EvaluationTokens> evaluation,
                const TokenWindowsOptions& options);
-  /// Of text: one stream, hashed.
+  /// Windows of text: one stream, hashed.
   TokenWindows(std::shared_ptr<const TokenStream> data, int64_t seq);
 
   int64_t seq() const { return options_.seq; }

@@ -82,7 +82,7 @@ class StateCopy {
     stream_.synchronize();
   }
 
-  // What the first run left is in the copy.
+  // Returns the first difference; the copy has the first run's results.
   std::string first_difference() {
     std::string found;
     for (const Item& item : items_) {

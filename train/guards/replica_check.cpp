@@ -35,13 +35,13 @@ struct Copied {
   uint64_t cut = 0;                       // which piece of a larger parameter they are of
 };
 
-// What travels of a tensor, or of all that have the same holders.
+// Digests of a tensor, or of all tensors with the same holders.
 struct Digests {
   uint64_t elements = 0;  // which elements of it a rank holds; 0: none
   uint64_t bits = 0;      // their values
 };
 
-// Of each matrix here, at its place along the stack.
+// Returns the piece of each matrix here, at its place along the stack.
 std::vector<ParamGroup::Piece> pieces_of(const OwnedState& s) {
   std::vector<ParamGroup::Piece> pieces;
   if (s.matrices.empty()) return pieces;
@@ -168,10 +168,10 @@ std::vector<Column> by_holders(const std::vector<Copied>& tensors, const std::ve
   return columns;
 }
 
-// By which elements they are, and by their bits, the ranks that hold them.
+// Ranks that hold the same elements, by those elements and by their bits.
 using Holdings = std::map<uint64_t, std::map<uint64_t, std::vector<int>>>;
 
-// Of each column, over all ranks. One all-gather.
+// Gathers the holdings of each column, over all ranks. One all-gather.
 std::vector<Holdings> gather_holdings(Communicator& world, const std::vector<Digests>& mine) {
   std::vector<uint64_t> words;
   for (const Digests& d : mine) words.insert(words.end(), {d.elements, d.bits});
@@ -189,7 +189,7 @@ bool agree(const Holdings& holdings, int holders) {
   });
 }
 
-// Of the holders of the same elements, by their bits.
+// Judges the holders of the same elements, by their bits.
 void judge(const std::map<uint64_t, std::vector<int>>& by_bits, ReplicaDifference& into) {
   size_t holders = 0;
   const std::vector<int>* most = nullptr;

@@ -19,8 +19,8 @@ struct ReplicaDifference {
   std::vector<int> ranks;
   /// The holders that agree; empty where no majority does.
   std::vector<int> majority;
-  /// What differs: "weights", "fp32 master weights", "optimizer state 'exp_avg'", "optimizer counter 'step'", "buffer".
-  /// State of whole matrices is named like other state: "optimizer state 'soap_left'".
+  /// Differing tensor: "weights", "fp32 master weights", "optimizer state 'exp_avg'", "optimizer counter
+  /// 'step'", "buffer". State of whole matrices is named like other state: "optimizer state 'soap_left'".
   std::string what = "weights";
 };
 

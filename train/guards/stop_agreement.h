@@ -31,7 +31,7 @@ class StopAgreement {
   void hear(int64_t word) noexcept {
     if (heard_ == 0) heard_ = word;
   }
-  /// Whether the run is to end with the steps issued by now. The same on all ranks that have received the
+  /// Returns whether the run ends with the steps issued by now. The same on all ranks that have received the
   /// same.
   bool stops() const { return heard_ != 0; }
   /// "SIGTERM came", "the limit of 3h50m0s is near"; empty when the run continues.

@@ -15,9 +15,10 @@ struct TokenWork {
   int64_t attention_width = 0;
   /// The same over all layers whose tokens see a window of at most `window` tokens, which are not among those above.
   int64_t window_width = 0, window = 0;
-  /// Of `weights`, frozen ones: backward has no product for their own gradients.
+  /// Frozen ones among `weights`: backward has no product for their own gradients.
   int64_t frozen = 0;
-  /// Of `frozen` and of the two widths, parts of blocks before the first trained parameter, which have no backward.
+  /// Parts of `frozen` and of the two widths in blocks before the first trained parameter, which have no
+  /// backward.
   int64_t ahead = 0, attention_ahead = 0, window_ahead = 0;
 };
 

@@ -20,7 +20,7 @@ namespace {
 /// than 17.
 std::string number(double value) { return std::isfinite(value) ? fmt::format("{:#.17g}", value) : "null"; }
 
-/// What is known beside tokens per second, each with a comma behind it.
+/// Returns the known figures beside tokens per second, each followed by a comma.
 std::string speed(const StepResult& s) {
   return (s.flops_per_s ? fmt::format(R"("flops_per_s": {}, )", number(*s.flops_per_s)) : "") +
          (s.mfu ? fmt::format(R"("mfu": {}, )", number(*s.mfu)) : "") +
@@ -51,7 +51,7 @@ bool ends_in_the_middle_of_a_line(const std::string& path) {
   return file.get() != '\n';
 }
 
-// Whether the one who began to write last is of the same run under `sherd run`, and earlier.
+// Returns whether the latest writer is an earlier start of the same run under `sherd run`.
 bool is_of_an_earlier_start(const std::string& path, const LockHolder& self) {
   if (self.run.empty()) return false;
   LockHolder last;

@@ -29,7 +29,8 @@ struct StepResult {
   bool loss_spike = false;    // where the program looks for them (loss_spike.h); known on rank 0 alone
   double lr = 0;
   double step_ms = 0, optim_ms = 0, tokens_per_s = 0;
-  /// Of all ranks; as parts of their devices' dense peak (dense_peak.h) and of measured products (gemm_ceiling.h).
+  /// Totals over all ranks; as parts of their devices' dense peak (dense_peak.h) and of measured products
+  /// (gemm_ceiling.h).
   std::optional<double> flops_per_s, mfu, product_share;
   std::optional<double> epoch;  // of token files: how often the first stream's windows have been seen
   CommCounts comm;              // this rank's

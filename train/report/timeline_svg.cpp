@@ -27,7 +27,7 @@ constexpr WorkKind kLegend[] = {WorkKind::product, WorkKind::attention, WorkKind
                                 WorkKind::gather,  WorkKind::reduce,    WorkKind::exchange,
                                 WorkKind::copy,    WorkKind::optimizer, WorkKind::orthogonalize};
 
-/// Of time, in milliseconds from `start`.
+/// Time axis, in milliseconds from `start`.
 struct Axis {
   double start = 0, span = 1;  // microseconds, milliseconds
 

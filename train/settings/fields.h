@@ -37,7 +37,7 @@ struct Field {
   bool first_day = false;
 };
 
-/// Whether the value of a field is an optional number.
+/// True if the value of a field is an optional number.
 template <class T>
 inline constexpr bool kIsOptional = false;
 template <class T>

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Whether the JSON value is of the field's type, which it is then given.
+/// Sets the field if the JSON value is of its type; returns whether it is.
 bool set_from_json(const Field& field, const json& saved) {
   return std::visit(
       [&](auto* value) {
@@ -48,8 +48,8 @@ bool set_from_json(const Field& field, const json& saved) {
       field.target);
 }
 
-/// As set_from_json(), within the field's words and bounds; otherwise what is wrong, and the field is as it
-/// was.
+/// Same as set_from_json(), within the field's words and bounds. Otherwise returns the problem and leaves the
+/// field unchanged.
 std::string take(const Field& field, const json& saved) {
   return std::visit(
       [&](auto* value) -> std::string {

@@ -84,8 +84,8 @@ std::string replaced(std::string_view text, std::string_view pattern, std::strin
 constexpr size_t kShown = 80;
 std::string name(std::string_view text) { return printable(text, kShown); }
 
-// What a Replace may hold, and how many there may be: files have one or two, of a few bytes. Texts of all tokens together
-// may have kGrowth times the bytes of the file, and so many more.
+// Limits of a Replace's size and of their number: files have one or two, of a few bytes. Texts of all tokens
+// together may have kGrowth times the bytes of the file, and so many more.
 constexpr size_t kMaxPattern = 1024, kMaxReplacements = 64, kGrowth = 4, kMoreText = size_t{64} << 10;
 
 }  // namespace

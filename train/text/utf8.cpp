@@ -26,7 +26,7 @@ Lead lead(uint8_t byte) {
   return {0, 0, 0};
 }
 
-/// How many bytes of the character that begins `bytes` are right; `whole`: all of them.
+/// Returns the number of valid bytes of the character that begins `bytes`; `whole`: all of them.
 size_t right_bytes(std::string_view bytes, const Lead& first, bool& whole) {
   size_t n = 1;
   uint8_t least = first.least, most = first.most;

@@ -32,7 +32,7 @@ class [[nodiscard]] KeptState final : public UpdateRule {
                                    std::shared_ptr<TorchDevice> device);
   ~KeptState() override;
 
-  /// While it lives, step() calls `update`, which steps the optimizers.
+  /// Scope in which step() calls `update`, which steps the optimizers.
   class [[nodiscard]] Run {
    public:
     Run(KeptState& state, std::function<void()> update) : state_(state) {

@@ -7,7 +7,7 @@
 
 namespace sherd::cpu {
 
-/// While it lives, libraries called on this thread use so many threads.
+/// Scope in which libraries called on this thread use this number of threads.
 class [[nodiscard]] Threads {
  public:
   explicit Threads(int count) : before_(omp_get_max_threads()) { omp_set_num_threads(count); }

@@ -47,11 +47,12 @@ inline float exp_fast(float x) {
 
 /// 2^x to within 4e-6 relative, for values that are rounded to 16 bits; 0 below -126.5, infinity above 127.5; NaN stays NaN.
 inline float exp2_rough(float x) {
-  // As exp_bounded(), but the constant adds the exponent's bias, too: -127 makes a zero and 128 an infinity.
+  // Same as exp_bounded(), but the constant also adds the exponent's bias: -127 makes a zero and 128 an
+  // infinity.
   const float low = x < -127.0f ? -127.0f : x, c = low > 128.0f ? 128.0f : low;
   const float shifted = c + 12583039.0f;
   const float r = c - (shifted - 12583039.0f);
-  // Of the polynomials with 1 at 0, that of the least relative error on |r| <= 1/2, 3e-6.
+  // Polynomial with value 1 at 0 and the least relative error on |r| <= 1/2, 3e-6.
   float p = 0.009582841f;
   p = mul_add(p, r, 0.055906422f);
   p = mul_add(p, r, 0.24024099f);

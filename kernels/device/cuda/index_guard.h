@@ -7,7 +7,7 @@
 
 namespace sherd::cuda {
 
-/// What the looks of one queue have found: the first look that found anything, and its lowest position.
+/// Result of one queue's checks: the first check that found a bad index, and its lowest position.
 struct BadIndex {
   int32_t found = 0;  // written last
   int32_t index = 0;
@@ -15,8 +15,8 @@ struct BadIndex {
   const char *op = nullptr, *what = nullptr;  // static strings of the host
 };
 
-/// Of one queue. Its worker issues the looks; what they find lies in pinned memory, so that polling waits for
-/// nothing.
+/// Index checks of one queue. The queue's worker issues them. Their result is in pinned memory, so that
+/// polling does not wait.
 class [[nodiscard]] IndexGuard {
  public:
   explicit IndexGuard(cudaStream_t stream);
@@ -24,13 +24,13 @@ class [[nodiscard]] IndexGuard {
   IndexGuard(const IndexGuard&) = delete;
   IndexGuard& operator=(const IndexGuard&) = delete;
 
-  /// Issues a look for indices outside [first, bound). `op` and `what` are static strings.
+  /// Issues a check for indices outside [first, bound). `op` and `what` are static strings.
   void look(ExecutionContext& context, const char* op, const char* what, const int32_t* indices,
             int64_t count, int64_t bound, int64_t first);
-  /// Looks issued. Worker only.
+  /// Returns the number of checks issued. Worker only.
   int64_t looks() const { return looks_; }
-  /// Any thread. @throws InvalidArgument (bad_index()) when one of the first `looks` looks is done and has
-  /// found an index outside.
+  /// Polls the result; any thread. @throws InvalidArgument (bad_index()) when one of the first `looks` checks
+  /// is done and has found an index outside.
   void poll(int64_t looks) const;
 
  private:

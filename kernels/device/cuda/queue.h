@@ -21,13 +21,13 @@ namespace sherd::cuda {
 
 struct MatmulPlans;
 
-/// How products that are known to be symmetric are formed; see products.h.
+/// Method of products that are known to be symmetric; see products.h.
 enum class SymmetricProducts { blocks, hopper };
 
-/// What computes attention where it can: sherd's kernels; cuDNN, if it starts; cuDNN, or an error.
+/// Attention kernels: sherd's; cuDNN if it starts; cuDNN, or an error.
 enum class Attention { own, automatic, cudnn };
 
-/// What kernels choose their form by.
+/// Properties by which kernels choose their form.
 struct Chip {
   int ordinal = 0;
   int multiprocessors = 1;
@@ -48,7 +48,7 @@ struct Solver {
 /// otherwise open a context on GPU 0, which costs memory there.
 class CudaEvent final : public NativeEvent {
  public:
-  /// With a guard, synchronize() throws what the looks issued before the event have found.
+  /// With a guard, synchronize() throws the findings of the checks issued before the event.
   explicit CudaEvent(int ordinal, std::shared_ptr<const IndexGuard> guard = nullptr, int64_t looks = 0);
   ~CudaEvent() override;
   bool done() const override;
@@ -91,7 +91,7 @@ class CudaQueue final : public NativeQueue {
   /// Device memory of cuBLASLt's on this stream.
   void* workspace();
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
-  /// What matmul() remembers of this queue; null at first.
+  /// Returns the plans that matmul() keeps for this queue; null at first.
   std::shared_ptr<MatmulPlans>& matmul_plans() { return matmul_plans_; }
   /// The same of attention by cuDNN; goes before the stream.
   std::shared_ptr<void>& attention_plans() { return attention_plans_; }

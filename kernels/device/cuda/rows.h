@@ -101,7 +101,7 @@ struct PackedRow {
   }
 };
 
-/// Whether all rows of matrices of `cols` columns are whole packs at multiples of 16 bytes.
+/// Returns whether all rows of matrices of `cols` columns are whole packs at multiples of 16 bytes.
 template <class T>
 bool rows_aligned(int64_t cols, std::initializer_list<const void*> matrices) {
   bool aligned = cols % Pack<T>::kCount == 0;

@@ -1,7 +1,7 @@
 // Thrust's algorithms on a stream. Private to CUDA kernels.
 //
-// As launch.h does, it tells nvcc from a host compiler: without nvcc Thrust's C++ backend runs the algorithms, on the imitated
-// streams of tests/cuda_host.
+// Distinguishes nvcc from a host compiler, as launch.h does. Without nvcc Thrust's C++ backend runs the
+// algorithms, on the imitated streams of tests/cuda_host.
 #pragma once
 
 #include <cstddef>

@@ -70,7 +70,7 @@ bool on_boundary(const T* p, int64_t element) {
          0;
 }
 
-/// How `count` elements are gone over: `head` single ones, `vecs` groups of N, and the rest one by one.
+/// Division of `count` elements: `head` single ones, `vecs` groups of N, and the rest as single ones.
 struct Cover {
   int64_t count = 0;
   int64_t head = 0;
@@ -122,7 +122,8 @@ inline unsigned blocks_of(int64_t count, int64_t each, int64_t most) {
   return static_cast<unsigned>(std::clamp<int64_t>((count + each - 1) / each, 1, most));
 }
 
-/// Whether rows of `cols` elements all begin on boundaries of every array; null pointers do not count.
+/// Returns whether rows of `cols` elements all begin on boundaries of every array; null pointers do not
+/// count.
 template <int N, class... T>
 bool rows_on_boundaries(int64_t cols, const T*... arrays) {
   return cols % N == 0 && ((arrays == nullptr || on_boundary<T, N>(arrays, 0)) && ...);

@@ -46,5 +46,5 @@ struct DLManagedTensorVersioned {
   DLTensor dl_tensor;
 };
 
-// What other compilers' code expects on 64-bit machines.
+// Sizes that other compilers' code expects on 64-bit machines.
 static_assert(sizeof(DLTensor) == 48 && sizeof(DLManagedTensorVersioned) == 80);

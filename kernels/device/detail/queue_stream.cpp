@@ -24,7 +24,7 @@ struct Inherited {
 /// waits for room has an event to wait for.
 int64_t pieces_per_event(int64_t most_work) { return std::clamp<int64_t>(most_work / 2, 1, 64); }
 
-/// Whether this thread is a stream's: what its operations queue must not wait for other streams.
+/// True on a stream's thread: work that its operations queue must not wait for other streams.
 thread_local bool is_worker = false;
 
 }  // namespace
@@ -312,7 +312,7 @@ void QueueStream::reset(QueueEventState& event) {
     std::lock_guard lock(mutex_);
     before = std::exchange(failure_, nullptr);
   }
-  // What the device itself has failed with stays.
+  // An error of the device itself stays.
   if (native_) attempt([&] { native_->record()->synchronize(); });
   event.reach(failure_ ? failure_ : std::move(before), nullptr);
 }

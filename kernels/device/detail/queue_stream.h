@@ -54,7 +54,7 @@ class QueueStream final : public Stream {
   bool idle();
   /// Runs the item on this thread; the stream is idle.
   void run_here(Item item, Lock& lock);
-  /// Whether this thread runs an operation of the stream. Under mutex_.
+  /// Returns whether this thread runs an operation of the stream. Under mutex_.
   bool inside() const;
   /// Waits for room. @throws the stream's failure.
   void push(Item item);

@@ -46,7 +46,7 @@ struct DryDeviceOptions {
   int threads = 1;
   KernelSet kernels = KernelSet::cpu;
   int64_t memory_limit = 0;
-  /// As Device::total_memory().
+  /// Value of Device::total_memory().
   int64_t total_memory = 0;
   /// Memory that the communication library takes for a communicator of several ranks, counted as "NCCL".
   int64_t communicator_bytes = 0;

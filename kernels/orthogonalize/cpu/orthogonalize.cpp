@@ -126,7 +126,7 @@ Block<float> gram_form(const ExecutionContext& ctx, const OrthogonalizeOptions& 
   return it.x;
 }
 
-/// Whether matrices are held in bf16: where products of it are fast.
+/// Returns whether matrices are stored in bf16: where products of it are fast.
 bool in_bf16(const OrthogonalizeOptions& o) {
   return o.form == IterationForm::standard && o.working == DType::bf16 && features().bf16_products != nullptr;
 }

@@ -66,8 +66,9 @@ Block<T> part(Block<T> matrix, int64_t row, int64_t column) {
   return {matrix.data + row * matrix.ld + column, matrix.ld};
 }
 
-/// Whether products of bf16 use packed panels: oneDNN's AVX512-BF16 kernels copy an operand in every call and are slower.
-/// Processors with AMX keep oneDNN's: panels have not been measured there. k is even: a step takes two elements.
+/// Returns whether products of bf16 use packed panels. oneDNN's AVX512-BF16 kernels copy an operand in every
+/// call and are slower. Processors with AMX keep oneDNN's: panels have not been measured there. k is even: a
+/// step takes two elements.
 template <class T>
 bool packs(int64_t k) {
   return std::is_same_v<T, bf16> && k % kFold<bf16> == 0 &&

@@ -35,8 +35,9 @@ struct ProductScratch {
   static int64_t packed_elements(int64_t m, int64_t n);
 };
 
-/// What happens to the elements of a product: round(alpha * product + beta * addend), then + diagonal.
-/// working names the type that values are rounded to (and, in a Block of float, kept as f32); diagonal is for f32 only.
+/// Operation on the elements of a product: round(alpha * product + beta * addend), then + diagonal. working
+/// names the type that values are rounded to (and, in a Block of float, kept as f32); diagonal is for f32
+/// only.
 template <class T>
 struct Epilogue {
   float alpha = 1, beta = 0;

@@ -9,8 +9,8 @@
 namespace sherd::cuda {
 namespace {
 
-/// Where a product works on a tensor: in place, or in a padded copy where rows or matrices do not begin at
-/// multiples of 16 bytes. Either way the product is the same to the bit.
+/// Returns the memory where a product works on a tensor: in place, or in a padded copy where rows or matrices
+/// do not begin at multiples of 16 bytes. Either way the product is the same to the bit.
 Matrices workable(Carver& carver, const Matrices& tensor) {
   return regular(tensor) ? tensor : carver.matrices(tensor.dtype, tensor.batch, tensor.rows, tensor.cols);
 }

@@ -20,7 +20,7 @@ struct GramSquares {
 /// the first step, 2 for the last, 4 for others (3 for the first of several).
 Matrices gram_polynomial(ExecutionContext&, GramSquares squares, std::span<const Coefficients> steps);
 
-/// What the iteration of whole matrices works in: x holds the normalised matrices [rows, cols].
+/// Memory of the iteration of whole matrices: x holds the normalised matrices [rows, cols].
 struct Iteration {
   Matrices x, y;
   GramSquares squares;  // the standard form uses r and z alone

@@ -12,7 +12,7 @@
 
 namespace sherd::cuda {
 
-/// Whether rows and matrices begin at multiples of 16 bytes and rows are padded_ld apart.
+/// Returns whether rows and matrices begin at multiples of 16 bytes and rows are padded_ld apart.
 bool regular(const Matrices& m);
 
 /// c[m, n] = a[m, k] b[k, n] for every matrix. k = 0 is not asked for.

@@ -5,10 +5,10 @@
 
 namespace sherd::cuda {
 
-/// Whether symmetric_hopper() takes the product: a chip of compute capability 9.0; f16 or bf16 factors and a
-/// result of their type or f32; rows and matrices at multiples of 16 bytes; and factors whose summed
-/// dimension is contiguous in memory, or could be read so because they are symmetric: x x^T of a wide x and
-/// products of squares, not x^T x of a tall one.
+/// Returns whether symmetric_hopper() supports the product. It needs a chip of compute capability 9.0, f16 or
+/// bf16 factors and a result of their type or f32. Rows and matrices are at multiples of 16 bytes. The summed
+/// dimension of the factors is contiguous in memory, or could be read so because they are symmetric: x x^T of
+/// a wide x and products of squares, not x^T x of a tall one.
 bool symmetric_hopper_available(const Chip& chip, Factor a, Factor b, const Terms& terms, const Matrices& c);
 
 /// symmetric_product() of such matrices in one kernel. A matrix's bits depend neither on its batch nor on the

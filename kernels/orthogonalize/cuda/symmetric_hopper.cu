@@ -47,7 +47,7 @@ constexpr int kOtherBytes =
     kAlignment + 2 * kStagingBytes + (2 * kMostStages + 2) * static_cast<int>(sizeof(uint64_t));
 constexpr int kMostBytes = 227 * 1024;  // of shared memory, on the chip that this is for
 
-/// What a width decides.
+/// Constants that a width decides.
 template <int kWidth>
 struct Shape {
   static constexpr int kCols = kWidth;

@@ -53,7 +53,8 @@ inline Matrix identity(int64_t n) {
   return m;
 }
 
-/// As kept between products: 16-bit types round every element, f32 leaves the doubles alone.
+/// Rounds a matrix as it is stored between products: 16-bit types round every element, f32 leaves the doubles
+/// unchanged.
 inline Matrix kept(Matrix m, DType working) {
   for (double& v : m.data) {
     if (working == DType::bf16) v = float(bf16(static_cast<float>(v)));

@@ -15,7 +15,7 @@ struct GeluErf {
   static float slope(float x) { return mul_add(0.39894228f * x, exp_fast(-0.5f * x * x), distribution(x)); }
 };
 
-/// Of results of type T.
+/// SiLU for results of type T.
 template <class T>
 struct Silu {
   static float value(float x) { return x * MathFor<T>::sigmoid(x); }

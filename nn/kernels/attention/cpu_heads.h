@@ -42,7 +42,7 @@ struct HeadLayout {
   int64_t out(int64_t bh) const { return bh / heads * seq * heads * dim + bh % heads * dim; }
   int64_t qkv_stride() const { return (heads + 2 * kv_heads) * dim; }
   int64_t out_stride() const { return heads * dim; }
-  /// Of row `row` of query head bh, in a block whose first key is `begin`.
+  /// Returns the keys that row `row` of query head bh sees in a block whose first key is `begin`.
   SeenKeys seen(int64_t bh, int64_t row, int64_t begin) const {
     return {first_key(bh, row) - begin, row + 1 - begin};
   }

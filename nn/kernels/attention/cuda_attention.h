@@ -62,7 +62,7 @@ struct FirstKeys {
 
 inline bool bounded(const AttentionArgs& a) { return a.window > 0 || a.starts != nullptr; }
 
-/// Where the heads of a call lie.
+/// Places of the heads of a call.
 struct Packing {
   int heads, kv_heads, group;  // group: query heads that use one key head
   int seq, width;              // width: head_dim
@@ -91,7 +91,7 @@ struct Packing {
       vectors = vectors && reinterpret_cast<uintptr_t>(data) % 16 == 0;
   }
 
-  /// Of the sequence of query head `bh`, counted over batch and heads, as below.
+  /// Returns the first keys of the sequence of query head `bh`, counted over batch and heads, as below.
   __device__ __forceinline__ FirstKeys first_keys(int bh) const {
     return {starts == nullptr ? nullptr : starts + int64_t{bh / heads} * seq, window, seq - 1};
   }
@@ -112,8 +112,8 @@ struct Packing {
   }
 };
 
-/// Which tile of which head (query heads or key heads, as the kernel goes) a block works on. Tiles of a head are
-/// neighbours, for its k and v stay in the cache.
+/// Tile and head (query heads or key heads, by the kernel) of a block. Tiles of a head are neighbours, for
+/// its k and v stay in the cache.
 struct Place {
   int tiles, bh, tile;
   __device__ __forceinline__ Place(const Packing& p, int rows)
@@ -140,7 +140,8 @@ inline constexpr int kStatsRows = 64;
 /// RowStats per head: whole tiles of queries.
 inline int64_t padded_rows(int64_t seq) { return (seq + kStatsRows - 1) / kStatsRows * kStatsRows; }
 
-/// Whether tensor cores take the call. @throws NotSupported for what no kernel takes.
+/// Returns whether tensor cores can compute the call. @throws NotSupported for a call that no kernel can
+/// compute.
 inline bool on_tensor_cores(const char* what, const AttentionArgs& a) {
   if (a.qkv.dtype != DType::f32 && a.qkv.dtype != DType::bf16)
     throw NotSupported(std::string(what) + ": dtype " + name_of(a.qkv.dtype) + "; must be f32 or bf16");
@@ -157,7 +158,7 @@ inline bool is_empty(const AttentionArgs& a) {
   return a.batch == 0 || a.heads == 0 || a.seq == 0 || a.head_dim == 0;
 }
 
-/// As many elements of `from` as 16 bytes hold; from `count` on zeros.
+/// Loads as many elements of `from` as 16 bytes hold; zeros from `count` on.
 template <class T, int N = 16 / sizeof(T)>
 __device__ __forceinline__ Vec<T, N> load_some(const T* from, int count, bool aligned) {
   if (aligned && count >= N) return load<N>(from, 0);

@@ -14,7 +14,7 @@
 namespace sherd::cuda {
 namespace {
 
-/// What a queue remembers; used by its worker alone.
+/// Plans of a queue; used by its worker alone.
 struct CudnnPlans {
   std::unique_ptr<CudnnGraphs> graphs;  // null: cuDNN does not start
   std::map<CudnnShape, std::optional<CudnnPlan>> plans;
@@ -114,7 +114,7 @@ class Cut {
   }
 
  private:
-  /// Of lse.
+  /// Returns the place in lse of a key head's first row.
   int64_t first_row(int64_t item, int64_t kv_head) const {
     return (item * a_.heads + kv_head * shape_.group) * a_.seq;
   }

@@ -44,7 +44,7 @@ struct CudnnShape {
 struct CudnnMemory {
   void *q, *k, *v, *out, *lse;
   void *dout, *dq, *dk, *dv;  // backward
-  /// As lse, null without CudnnShape::maxima: the largest score of a row, and the sum of exp(score - max).
+  /// Largest score of a row, and the sum of exp(score - max). Shaped as lse; null without CudnnShape::maxima.
   void *max = nullptr, *sum = nullptr;
 };
 
@@ -65,7 +65,7 @@ class CudnnGraphs {
   virtual std::optional<CudnnPlan> plan(const CudnnShape& shape) = 0;
 };
 
-/// Of the library in cudnn_library(). `stream` is a cudaStream_t. @throws CudaError.
+/// Makes graphs of the library in cudnn_library(). `stream` is a cudaStream_t. @throws CudaError.
 std::unique_ptr<CudnnGraphs> make_cudnn_graphs(void* stream);
 
 }  // namespace sherd::cuda

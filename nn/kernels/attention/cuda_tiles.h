@@ -145,7 +145,7 @@ __device__ __forceinline__ bool finite(__nv_bfloat16 x) {
   return magnitude < INFINITY;
 }
 
-/// Whether one of the elements that this thread copied by load_tile is not finite.
+/// Returns whether one of the elements that this thread copied by load_tile is not finite.
 template <int N, int D>
 __device__ __forceinline__ bool copied_non_finite(const __nv_bfloat16* tile) {
   bool found = false;

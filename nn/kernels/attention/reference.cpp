@@ -11,7 +11,7 @@
 namespace sherd::reference {
 namespace {
 
-/// Where one (batch, query head) lies in the packed tensors, with the key head that it uses.
+/// Place of one (batch, query head) in the packed tensors, with the key head that it uses.
 struct Head {
   const AttentionArgs& a;
   int64_t b, h;

@@ -10,8 +10,9 @@
 
 namespace sherd {
 
-/// Which elements a dropout keeps: element c of *global* row r of one call is a pure function of this key, p,
-/// r and c, whatever ranks and microbatches the rows are spread over and whatever the dtype or the device.
+/// Key of a dropout's kept elements. Element c of *global* row r of one call is kept by a pure function of
+/// this key, p, r and c. It does not depend on the ranks and microbatches of the rows, the dtype or the
+/// device.
 struct DropoutKey {
   uint64_t key = 0;       // of seed, step and site: make()
   uint32_t call = 0;      // how often the site was used before in this forward

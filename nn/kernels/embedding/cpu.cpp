@@ -6,7 +6,7 @@
 namespace sherd::cpu {
 namespace {
 
-// Of the table, or -1 for a token of another part of the vocabulary.
+// Returns the row of the table, or -1 for a token of another part of the vocabulary.
 int64_t row_of(const EmbeddingArgs& e, int64_t i) {
   const int64_t row = e.tokens[i] - e.begin;
   return row >= 0 && row < e.vocab ? row : -1;

@@ -142,7 +142,7 @@ inline constexpr int64_t kMostExpertsOfARow = 64;
 /// @throws InvalidArgument for a k that is not in [1, min(experts, kMostExpertsOfARow)].
 void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
                  std::optional<bool> normalised = {});
-/// Where the rows of a call lie: row r is row first_row + r of sequences of `seq` rows each.
+/// Place of a call's rows: row r is row first_row + r of sequences of `seq` rows each.
 struct RowsOfSequences {
   int64_t first_row = 0, seq = 1;
   Tensor lengths{};  ///< i32 [sequences] or undefined; as Documents::lengths
@@ -159,7 +159,7 @@ struct TopKBalance {
 void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
                           const Tensor& indices, const TopKBalance& balance = {},
                           std::optional<bool> normalised = {});
-/// How route_in_groups() chooses, and what its gates are; see GroupRouteArgs.
+/// Choice and gates of route_in_groups(); see GroupRouteArgs.
 struct GroupChoice {
   int64_t groups = 1, top_groups = 1;
   bool normalised = true;

@@ -56,7 +56,7 @@ void route_top_k(ExecutionContext&, const RouteArgs& a) {
   }
 }
 
-// Of a count and a probability in the balancing term. In f32, as the other kernels.
+// Returns the factor of a count and a probability in the balancing term. In f32, as in the other kernels.
 float balance_of(const RouteArgs& a) {
   const int32_t* const counts = a.counts + a.layer * a.experts;
   const int64_t rows = std::accumulate(counts, counts + a.experts, int64_t{0}) / a.k;

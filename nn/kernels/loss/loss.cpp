@@ -9,7 +9,7 @@ using namespace door;
 
 namespace {
 
-// What the entries of cross-entropy share. Losses and dlogits are checked and set where they are asked for.
+// Shared part of the cross-entropy functions. Losses and dlogits are checked and set if they are requested.
 void cross_entropy(Stream& s, const char* op, void (*kernel)(ExecutionContext&, const CrossEntropyArgs&),
                    const Tensor* losses, const Columns* dlogits, const Columns& logits, const Tensor& targets,
                    float scale) {

@@ -25,7 +25,7 @@ float dot_of(const T* dy, const T* x, const T* w, int64_t cols) {
   return dot;
 }
 
-/// Of row r, over its columns here.
+/// Sums x^2, or dy * w * x, over row r's columns here.
 template <class T>
 float own_sum(const RmsNormArgs& a, int64_t r, bool backward) {
   const T* const x = a.x.as<T>() + r * a.cols;

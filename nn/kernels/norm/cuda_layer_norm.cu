@@ -13,8 +13,8 @@ __device__ float sum_of(const Pack<T>& x) {
   return sum;
 }
 
-/// Of (x - mean)^2 over the first `count` elements: a row's last pack is filled up with zeros, which are none
-/// of it.
+/// Sums (x - mean)^2 over the first `count` elements: a row's last pack is filled up with zeros, which do not
+/// count.
 template <class T>
 __device__ float squares_of(const Pack<T>& x, float mean, int count) {
   float sum = 0;

@@ -19,7 +19,7 @@ void put_sum(Ref to, int64_t i, double value, Ref addend) {
   if (addend.data) put(to, i, more + get(to, i));
 }
 
-/// Of x^2 over the row's columns here, or of dy * w * x.
+/// Sums x^2, or dy * w * x, over the row's columns here.
 double own_sum(const RmsNormArgs& a, int64_t r, bool backward) {
   double sum = 0;
   for (int64_t c = 0; c < a.cols; ++c) {
@@ -52,7 +52,7 @@ void rms_norm_backward(ExecutionContext&, const RmsNormArgs& a) {
     const double rstd = get(a.rstd, r);
     for (int64_t c = 0; c < a.cols; ++c)
       dw[static_cast<size_t>(c)] += get(a.dy, r * a.cols + c) * get(a.x, r * a.cols + c) * rstd;
-    // Of the normalised row and its gradient.
+    // Dot product of the normalised row and its gradient.
     const double dot = whole_sum(a, r, true) * rstd / static_cast<double>(a.columns());
     for (int64_t c = 0; c < a.cols; ++c) {
       const int64_t i = r * a.cols + c;

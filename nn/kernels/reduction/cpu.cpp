@@ -15,7 +15,7 @@ constexpr int64_t kRowRun = 32;  // rows whose sum by columns is fp32
 constexpr int64_t kReducedColumns = 1024, kFewReducedColumns = 256;
 constexpr int64_t kRowsAhead = 8;  // whose cache lines, of 64 bytes, are requested
 
-/// Of `n` contiguous elements.
+/// Reduces `n` contiguous elements.
 template <Reduction kOp, class T>
 double reduce_row(const T* x, int64_t n) {
   if constexpr (kOp == Reduction::sum) {
@@ -41,7 +41,7 @@ double reduce_row(const T* x, int64_t n) {
   }
 }
 
-/// Of `width` columns of `n` rows that are `stride` elements apart.
+/// Reduces `width` columns of `n` rows that are `stride` elements apart.
 template <Reduction kOp, class T>
 void reduce_columns(const T* x, int64_t n, int64_t stride, int64_t width, double* total) {
   float part[kReducedColumns];

@@ -21,7 +21,7 @@ __device__ float neutral() {
   return kOp == Reduction::sum ? 0.0f : -INFINITY;
 }
 
-/// As ReductionArgs::chunks(), which is the host's.
+/// Same as ReductionArgs::chunks(), which is a host function.
 __device__ int64_t chunks_of(const ReductionArgs& a) { return (a.n + a.chunk - 1) / a.chunk; }
 
 /// Rows of contiguous elements (inner = 1), kThreads threads for a chunk of one.

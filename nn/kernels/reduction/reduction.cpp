@@ -13,7 +13,8 @@ constexpr int64_t kTasks = 256;    // that a reduction is cut into, to be shared
 constexpr int64_t kLeast = 16384;  // elements of a task
 constexpr int64_t kColumns = 256;  // neighbours that one task reduces
 
-/// How many elements along n one task takes. It depends on the sizes alone, as the bits of a sum do.
+/// Returns the number of elements along n that one task takes. It depends on the sizes alone, as the bits of
+/// a sum do.
 int64_t chunk_of(int64_t outer, int64_t n, int64_t inner) {
   const int64_t columns = std::min(inner, kColumns), tasks = outer * ((inner + kColumns - 1) / kColumns);
   const int64_t cuts = std::min(kTasks / tasks, n * columns / kLeast);

@@ -87,7 +87,7 @@ bool good_lists(const RopeScaling& s, const RopeShape& shape) {
          good(s.long_factor);
 }
 
-/// What a type does with frequencies, and what it demands.
+/// Formula of a type and its required options.
 struct RopeRow {
   void (*stretch)(std::vector<float>&, const RopeScaling&, const RopeShape&);
   bool (*good)(const RopeScaling&, const RopeShape&);

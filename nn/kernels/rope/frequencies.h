@@ -12,8 +12,9 @@ namespace sherd {
 enum class RopeType { plain, linear, dynamic, llama3, yarn, longrope };
 std::string_view to_string(RopeType type);
 
-/// How angles are stretched to sequences longer than those of pretraining. Members are keys of Hugging Face's config.json,
-/// and formulas those of transformers. Frequencies without scaling are f[i] = theta^(-2i / columns).
+/// Stretching of angles to sequences longer than those of pretraining. Members are keys of Hugging Face's
+/// config.json, and formulas those of transformers. Frequencies without scaling are f[i] = theta^(-2i /
+/// columns).
 ///
 /// | type | frequencies |
 /// |---|---|

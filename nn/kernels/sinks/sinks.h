@@ -8,12 +8,12 @@
 
 namespace sherd {
 
-/// What attention_forward() gave for a head becomes what it gives with one more key, of score sinks[h] and value 0: with
-/// l = lse, lse = ln(e^l + e^sink) and out *= e^(l - lse). Given these out and lse, attention_backward() computes the
-/// gradients of q, k and v as they are with the sink.
-/// Backward: dsinks[h] += -sum over rows of e^(sink - lse) * dot(dout, out), in f64, in one fixed order.
-/// (Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023, arXiv 2309.17453, as gpt-oss learns them.)
-/// out, dout [batch * seq, heads * head_dim], lse f32 [batch, heads, seq], sinks and dsinks f32 [heads].
+/// Attention with one more key per head, of score sinks[h] and value 0. It updates the results of
+/// attention_forward(): with l = lse, lse = ln(e^l + e^sink) and out *= e^(l - lse). Given these out and lse,
+/// attention_backward() computes the gradients of q, k and v as they are with the sink. Backward: dsinks[h]
+/// += -sum over rows of e^(sink - lse) * dot(dout, out), in f64, in one fixed order. (Xiao et al., Efficient
+/// Streaming Language Models with Attention Sinks, 2023, arXiv 2309.17453, as gpt-oss learns them.) out, dout
+/// [batch * seq, heads * head_dim], lse f32 [batch, heads, seq], sinks and dsinks f32 [heads].
 struct SinksArgs {
   int64_t batch = 0, seq = 0, heads = 0, head_dim = 0;
   Ref out{}, dout{};  // dout: backward

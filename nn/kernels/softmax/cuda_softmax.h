@@ -41,8 +41,8 @@ struct LogitsRow : PackedRow<T, kAligned> {
 
 constexpr int kAhead = 4;  // packs of a row that a thread asks for before it uses the first
 
-/// Of a row that kThreads threads share. The first `cached` packs are left in `cache`, each by the thread
-/// that will work on it again. A NaN gives a sum of NaN, whatever the maximum.
+/// Maximum and sum of a row that kThreads threads share. The first `cached` packs are left in `cache`, each
+/// by the thread that will work on it again. A NaN gives a sum of NaN, whatever the maximum.
 template <int kThreads, class Row>
 __device__ Softmax softmax_of(const Row& row, int thread, typename Row::P* cache, int cached) {
   using P = typename Row::P;
@@ -103,7 +103,7 @@ __device__ void zero_row(const Row& dx, int thread) {
     dx.store(pack, pack_of<T>([](int) { return 0.0f; }));
 }
 
-/// Whether this thread writes element `column` in scaled_exp.
+/// Returns whether this thread writes element `column` in scaled_exp.
 template <int kThreads, class T>
 __device__ bool owns(int thread, int64_t column) {
   return column / Pack<T>::kCount % kThreads == thread;

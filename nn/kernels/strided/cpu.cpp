@@ -46,7 +46,7 @@ Extent joined(Extent e, std::initializer_list<int64_t> steps) {
   return dense ? Extent{1, e.rows * e.cols} : e;
 }
 
-/// Whether a tile's rows are used where they are.
+/// Returns whether a tile's rows are used in place.
 bool in_place(Step s, Extent e, int64_t short_row) {
   return s.dense(e) || (s.col == 1 && e.cols >= short_row);
 }

@@ -68,7 +68,7 @@ struct Tiling {
     const int64_t width = std::min(kBlockSide, across - block * kBlockSide);
     return {strip * kBlockSide + in_block / width, block * kBlockSide + in_block % width};
   }
-  /// Where tile i begins in each operand, the output first, and its extent.
+  /// Start of tile i in each operand, the output first, and its extent.
   struct Place {
     int64_t at[1 + kMapInputs];
     Extent extent;

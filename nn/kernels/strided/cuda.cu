@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(256) map_groups(MapArgs a, Index groups) {
   }
 }
 
-/// Whether groups of N along the last dimension are whole and aligned in every operand.
+/// Returns whether groups of N along the last dimension are whole and aligned in every operand.
 template <class T, int N>
 bool grouped(const MapArgs& a) {
   if (a.dims == 0 || a.sizes[a.dims - 1] % N != 0) return false;

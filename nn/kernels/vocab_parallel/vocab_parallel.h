@@ -41,7 +41,7 @@ struct VocabParallelKernels {
 
 namespace ops {
 
-/// Which columns of the vocabulary a rank's logits are: `begin` and the next cols - 1 of `vocab`.
+/// Columns of the vocabulary in a rank's logits: `begin` and the next cols - 1 of `vocab`.
 struct VocabPart {
   int64_t begin = 0, vocab = 0;
 };

@@ -14,7 +14,7 @@ bool gram_is_faster(const PlanDraft& d, size_t i) {
     return flops / o.costs.flops_per_second + bytes / o.costs.bytes_per_second;
   };
   const double whole = d.work.flops(m), shared = d.work.gram_flops(m, holders);
-  // As an owner entry, input and result travel, except for the part that the owner holds.
+  // In an owner entry, input and result travel, except for the owner's own part.
   const double moved = 2.0 * static_cast<double>(m.numel() * o.payload_bytes) * (1 - 1 / g);
   const double sums = 2.0 * static_cast<double>(d.work.gram_bytes(m, holders));
   // A matrix above the even share determines the step's time (fewer matrices than ranks), so the time of the

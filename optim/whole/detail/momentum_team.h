@@ -36,7 +36,7 @@ class MomentumTeam : private MatrixClient {
   /// Queues the update on `compute`; see UpdateRule::step.
   void step(Stream& compute, double lr, const Tensor& skip);
 
-  /// As UpdateRule::require_sound().
+  /// Same as UpdateRule::require_sound().
   void require_sound() { guard_.require_sound(); }
 
   const std::vector<Slot>& slots() const { return slots_; }

@@ -19,7 +19,7 @@ struct PieceSegment {
 /// Matrices of one shape that this rank computes in one call.
 struct MatrixBatch {
   std::vector<int> matrices;
-  /// Of each, as this rank holds it: gram owners hold a range of the rows.
+  /// Size of each matrix on this rank: gram owners hold a range of the rows.
   int64_t rows = 0, cols = 0;
   int tensor_dim = -1, tensor_parts = 1;
   /// Owners of the one matrix of a gram batch, in order, and this rank's place among them; else empty.

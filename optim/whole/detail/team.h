@@ -51,7 +51,7 @@ struct MatrixTeamOptions {
   /// Maximum bytes of a rank's messages and matrices in flight; 0: default_transient_bytes() of the smallest
   /// device.
   int64_t transient_bytes = 0;
-  /// Whether the client calls sum().
+  /// True if the client calls sum().
   bool sums = false;
   /// All that results depend on besides the plan, in words: equal on all ranks.
   std::string settings = {};

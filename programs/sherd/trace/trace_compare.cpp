@@ -32,8 +32,8 @@ OperationKey key_of(const FlightFile& file, const FlightEntry& e) {
   return key;
 }
 
-/// What all ranks of an operation have alike, the weightiest first. Two ranks' sizes of an all-to-all differ rightly, and
-/// so do the names of a message's two ends.
+/// Returns the properties that all ranks of an operation share, the most significant first. Two ranks' sizes
+/// of an all-to-all may differ, and so may the names of a message's two ends.
 std::vector<std::pair<DivergenceKind, std::string>> aspects_of(const FlightEntry& e) {
   std::vector<std::pair<DivergenceKind, std::string>> all;
   if (!e.message()) all.emplace_back(DivergenceKind::operation, e.op);
@@ -50,7 +50,8 @@ const FlightFile* file_of(const std::vector<FlightFile>& files, int rank) {
   return found == files.end() ? nullptr : &*found;
 }
 
-/// Whether the rank is known not to have called the operation, rather than to have forgotten it.
+/// Returns whether the rank is known not to have called the operation. False where its record may have
+/// dropped the call.
 bool never_called(const FlightFile& file, const OperationKey& key) {
   if (!file.truncated() || key.lane == Lane::message) return true;
   const FlightGroup* const group = file.find_group(key.group);
@@ -88,7 +89,7 @@ void find_difference(const Operation& op, std::vector<Divergence>& all) {
       sides[aspects[i].second].push_back(rank);
     }
     if (sides.size() == 1) continue;
-    // Of sides of one size, the one with the lowest rank counts as what was meant.
+    // If sides have one size, the one with the lowest rank counts as intended.
     const auto most = std::max_element(sides.begin(), sides.end(), [](const auto& a, const auto& b) {
       return std::tuple(a.second.size(), -a.second.front()) < std::tuple(b.second.size(), -b.second.front());
     });

@@ -10,7 +10,8 @@
 
 namespace sherd::tools {
 
-/// What ranks number together: a communicator's collectives, its divisions, and the messages from one rank to another.
+/// Operations that ranks number together: a communicator's collectives, its divisions, and the messages from
+/// one rank to another.
 struct OperationKey {
   std::string group;
   int64_t epoch = 0;
@@ -27,7 +28,7 @@ struct Operation {
   std::map<int, const FlightEntry*> entries;  // by world rank
   /// World ranks of the group with a file that have not called it, though a rank that has waits for them.
   std::vector<int> never_came;
-  /// Those that have called it while others wait, but whose stream has not reached it.
+  /// Ranks that have called it while others wait, but whose stream has not reached it.
   std::vector<int> queued;
   int64_t first_ns = 0;  // when the first rank called it, since 1970
 };

@@ -41,7 +41,7 @@ struct FlightFile {
   std::vector<FlightGroup> groups;
   std::vector<FlightEntry> entries;
 
-  /// Whether operations are missing at the front.
+  /// Returns whether operations are missing at the front.
   bool truncated() const { return recorded > std::ssize(entries); }
   /// A time of an entry as nanoseconds since 1970.
   int64_t wall(int64_t time_ns) const { return written_wall_ns - (written_ns - time_ns); }
