@@ -73,7 +73,7 @@ struct Normed {
   }
 };
 
-/// Ranks that hold the rest of a rank's rows.
+/// Groups of ranks that this rank's rows belong to.
 struct Groups {
   TensorParallel weights{};  // ranks over which gradients of the weights are summed
   TensorParallel columns{};  // ranks over which rows are

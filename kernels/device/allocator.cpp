@@ -72,7 +72,7 @@ Allocator::Block Allocator::take(Shelf::iterator at) {
 Allocator::Block Allocator::reuse(int64_t size, bool fresh) {
   const auto first = shelf_.lower_bound(size);
   if (first == shelf_.end() || first->first > largest_fit(size)) return {};
-  // Takes the block of this size released last, which caches may still hold.
+  // Takes the last released block of this size, which caches may still hold.
   if (!fresh) return take(std::prev(shelf_.upper_bound(first->first)));
   const int64_t done = std::max(source_->done(), drained_);
   for (auto at = first; at != shelf_.end() && at->first <= largest_fit(size); ++at)

@@ -28,7 +28,7 @@ struct Regression : nn::Module<Regression> {
   }
 };
 
-// Of every option struct some members are named, and the compiler has nothing to say about the others.
+// Every option struct with some members named; the compiler must not warn of the others.
 struct Chosen {
   RoutingOptions routing{.optimizer = Algorithm::adamw};
   RoutingRule rule{.algorithm = Algorithm::muon};

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What is installed is public: no header of a detail/ folder or of a backend, none that says that it is private, none
-# that includes one that is not there. Usage: public_headers.sh INCLUDE/sherd
+# Checks that installed headers are public: none of a detail/ folder or of a backend, none that says that it
+# is private, none that includes a header that is not installed. Usage: public_headers.sh INCLUDE/sherd
 set -uo pipefail
 cd "$1"
 failed=0

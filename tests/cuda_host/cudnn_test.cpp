@@ -104,8 +104,8 @@ struct CudnnAttention : testing::Test {
   CudnnLab lab;
 };
 
-// As attention_test.cpp derives them, with u = epsilon / 2. In grouped queries cuDNN may round each query head's share of dk
-// and dv, too: u of each, which are at most 4.5 here.
+// Derived as in attention_test.cpp, with u = epsilon / 2. In grouped queries cuDNN may round each query
+// head's share of dk and dv, too: u of each, which are at most 4.5 here.
 double forward_tolerance() { return 4.5 / 2 * epsilon(DType::bf16); }
 double backward_tolerance(const Case& c) {
   const double group = static_cast<double>(c.heads / c.kv_heads);

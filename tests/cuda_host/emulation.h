@@ -5,15 +5,15 @@
 // stack of its own. Between two barriers the threads of a block run in ascending or descending order, in
 // turns, so that a missing barrier shows.
 //
-// What it reports (std::logic_error): barriers that not all live threads reach, or reach at different places
-// of the source; warp operations whose named lanes do not all arrive or that read a lane that is not named;
-// blocks and grids that no GPU starts; writing behind dynamic shared memory. Dynamic shared memory is NaN at
-// the start of each block; static shared memory keeps what the last block left.
+// Reported errors (std::logic_error): barriers that not all running threads reach, or reach at different
+// places of the source; warp operations whose named lanes do not all arrive or that read a lane that is not
+// named; blocks and grids that no GPU starts; writing behind dynamic shared memory. Dynamic shared memory is
+// NaN at the start of each block; static shared memory keeps the last block's values.
 //
-// What it cannot do: inline PTX, threads or blocks that wait for each other in a loop (but hopper.h has the
-// barriers and asynchronous copies and products of compute capability 9.0), cooperative groups,
-// floating-point atomics (which sherd does not allow). It computes as the host does: products and sums are
-// fused only by fmaf, and expf, __expf and the like are the host's.
+// Limits: inline PTX, threads or blocks that wait for each other in a loop (but hopper.h has the barriers and
+// asynchronous copies and products of compute capability 9.0), cooperative groups, floating-point atomics
+// (which sherd does not allow). It computes as the host does: products and sums are fused only by fmaf, and
+// expf, __expf and the like are the host's.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -53,7 +53,7 @@ namespace cuda_host {
 
 using Place = std::source_location;
 
-/// What a block may have: as on the H200.
+/// Limits of a block, as on the H200.
 inline constexpr unsigned kMostThreads = 1024;
 inline constexpr size_t kMostSharedBytes = 227 * 1024;
 
@@ -69,8 +69,8 @@ void run(const char* what, dim3 blocks, dim3 threads, size_t shared_bytes, const
       what, blocks, threads, shared_bytes, [](const void* b) { (*static_cast<const Body*>(b))(); }, &body);
 }
 
-/// As run(), when the stream (null: the default one) reaches it; late.h says when that is.
-/// @param kernel what cudaFuncSetAttribute names
+/// Same as run(), when the stream (null: the default one) reaches it; late.h says when that is. @param kernel
+/// the argument of cudaFuncSetAttribute
 template <class Body>
 cudaError_t launch(cudaStream_t stream, const char* what, const void* kernel, dim3 blocks, dim3 threads,
                    size_t shared_bytes, const Body& body) {
@@ -88,13 +88,13 @@ int block_barrier(Vote vote, bool predicate, const Place& place);
 enum class Warp { sync, shuffle, ballot, add, min, max, bit_and, bit_or, bit_xor, match };
 /// Waits for the lanes named in `mask`; `source` is the lane that a shuffle reads.
 uint64_t warp_operation(Warp operation, unsigned mask, uint64_t value, unsigned source, const Place& place);
-/// Of the calling thread in its warp.
+/// Returns the calling thread's lane in its warp.
 unsigned lane();
 
 /// Returns when `ready(what)` is true; other threads run meanwhile.
 void wait_until(bool (*ready)(const void*), const void* what, const Place& place);
-/// What the chip does by itself: some time before the block ends, as late as the threads that wait for it
-/// allow.
+/// Queues work that the chip does by itself: some time before the block ends, as late as the threads that
+/// wait for it allow.
 void later(std::function<void()> work);
 /// Number of the running block, never the same twice on one OS thread.
 uint64_t block_number();
@@ -181,7 +181,7 @@ unsigned __match_any_sync(unsigned mask, T value, cuda_host::Place place = cuda_
   return static_cast<unsigned>(cuda_host::warp_operation(cuda_host::Warp::match, mask, word, 0, place));
 }
 
-// As in CUDA for int and unsigned alone. Signed minima order by the value with its sign bit flipped.
+// Only for int and unsigned, as in CUDA. Signed minima order by the value with its sign bit flipped.
 #define CUDA_HOST_WARP_REDUCE(name, operation)                                                          \
   inline unsigned name(unsigned mask, unsigned v, cuda_host::Place p = cuda_host::Place::current()) {   \
     return static_cast<unsigned>(cuda_host::warp_operation(cuda_host::Warp::operation, mask, v, 0, p)); \

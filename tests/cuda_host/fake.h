@@ -17,8 +17,8 @@ namespace cuda_host {
 /// Each device pretends to have so much memory.
 inline constexpr int64_t kDeviceBytes = int64_t{4} << 30;
 
-/// What has been made and not destroyed, in the whole process: blocks of memory (device and pinned), streams,
-/// events, handles of the libraries, and their descriptors.
+/// Objects that exist in the whole process: blocks of memory (device and pinned), streams, events, handles of
+/// the libraries, and their descriptors.
 struct Live {
   int64_t device_blocks = 0, device_bytes = 0, host_blocks = 0, streams = 0, events = 0, handles = 0,
           descriptors = 0;
@@ -26,7 +26,7 @@ struct Live {
 };
 Live live();
 
-/// How often each function has been called since the start or reset_calls(). Process-wide.
+/// Returns the number of calls of each function since the start or reset_calls(). Process-wide.
 std::map<std::string, int64_t> calls();
 void reset_calls();
 

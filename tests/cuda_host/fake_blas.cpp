@@ -24,7 +24,7 @@ namespace {
 
 using cuda_host::Live;
 
-// What the opaque structures hold.
+// Content of the opaque structures.
 struct Layout {
   cudaDataType type;
   int32_t order = CUBLASLT_ORDER_COL;

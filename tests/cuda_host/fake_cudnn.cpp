@@ -43,7 +43,7 @@ void store(const Head& to, const Sums& from, int64_t seq, int64_t width) {
       to.at(i, d) = bf16(static_cast<float>(from[static_cast<size_t>(i * width + d)]));
 }
 
-/// What a key head gives and gets, of all its query heads.
+/// Computes a key head's results with all its query heads.
 void run(const CudnnShape& s, const CudnnMemory& m, int64_t item, int64_t key_head) {
   const int64_t seq = s.seq, width = s.head_dim, out_row = s.all_kv_heads * s.group * width,
                 in_row = out_row + 2 * s.all_kv_heads * width;

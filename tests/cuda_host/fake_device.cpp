@@ -42,7 +42,7 @@ constexpr Name kNames[] = {
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
-/// As an H100's unless the environment says otherwise.
+/// An H100's number unless the environment sets another.
 int multiprocessors() {
   const char* text = std::getenv("SHERD_HOST_CUDA_MULTIPROCESSORS");
   return text ? std::atoi(text) : 132;

@@ -97,7 +97,7 @@ cudaError_t set_rows(void* dst, size_t pitch, int value, size_t width, size_t he
   return cudaSuccess;
 }
 
-/// What the default stream was given is done when the call returns.
+/// Finishes the work of the default stream before the call returns.
 cudaError_t at_once(cudaError_t result) {
   cuda_host::synchronize(*cuda_host::mark(0));
   return result;
@@ -128,7 +128,7 @@ cudaError_t allocate(void** p, size_t bytes, cudaMemoryType type) {
   return cudaSuccess;
 }
 
-/// As CUDA does before it frees: what other devices do with the memory is the caller's to know.
+/// Waits for the device, as CUDA does before it frees; the caller orders other devices' use of the memory.
 void let_device_finish(const void* p) {
   int device = current_device();
   {

@@ -56,7 +56,7 @@ cudaError_t report(cudaError_t error);
 bool known(cudaStream_t stream);
 bool known(cudaEvent_t event);
 StreamId id_of(cudaStream_t stream);
-/// What the host may not do with a stream while it is captured.
+/// Returns whether the stream is captured; the host must not use it then.
 bool captured(cudaStream_t stream);
 
 /// Returns when all work that the device's streams have now is done. Not under the mutex.

@@ -96,7 +96,8 @@ void Fiber::restart() {
   fake_stack_ = nullptr;
 #endif
 #if defined(__x86_64__)
-  // As cuda_host_switch leaves it: r15, r14, r13, r12, rbx, rbp, return address; then the stack is aligned.
+  // Stack as cuda_host_switch leaves it: r15, r14, r13, r12, rbx, rbp, return address; then the stack is
+  // aligned.
   auto top = reinterpret_cast<uintptr_t>(stack_ + kStackBytes - stagger_ - 64);
   void** frame = reinterpret_cast<void**>(top) - 7;
   std::memset(frame, 0, 8 * sizeof(void*));

@@ -13,7 +13,7 @@
 namespace sherd::test {
 namespace {
 
-/// What `issue` puts on the lab's stream, captured.
+/// Captured work that `issue` puts on the lab's stream.
 class CapturedWork {
  public:
   template <class Issue>
@@ -78,7 +78,7 @@ TEST(NewtonSchulzGraph, HasTheBitsOfSeparateLaunchesForWhateverItsInputHolds) {
       }
 }
 
-/// What sort_by_expert() and embedding_backward() make of `indices`.
+/// Results of sort_by_expert() and embedding_backward() for `indices`.
 struct Sorts {
   Sorts(Lab& lab, int64_t count, int64_t rows)
       : s(lab.s),

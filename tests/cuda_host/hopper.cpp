@@ -14,7 +14,7 @@ namespace {
 
 // ---- barriers
 
-/// As an mbarrier's 8 bytes of shared memory have it here.
+/// Content of an mbarrier's 8 bytes of shared memory.
 struct Barrier {
   static constexpr uint8_t kMade = 0x5a;
   uint8_t made, phase, arrivals, missing;  // phase: the parity of the one that runs
@@ -45,7 +45,7 @@ thread_local NamedBarrier named[16];
 
 // ---- copies
 
-/// What a CUtensorMap holds here.
+/// Content of a CUtensorMap.
 struct Map {
   static constexpr uint32_t kMade = 0x7e4507a9;
   uint32_t made;
@@ -116,7 +116,7 @@ struct Thread {
 };
 thread_local std::vector<Thread> threads(kMostThreads);
 
-/// Of the calling thread.
+/// Returns the state of the calling thread.
 Thread& products() {
   Thread& t = threads[threadIdx.x];
   if (t.block != block_number()) {

@@ -4,7 +4,7 @@
 // Copies are done when nothing else can run, in changing order. Products are computed when they are waited
 // for, from what shared memory has then. A missing or late wait therefore shows.
 //
-// What it reports (std::logic_error, beside what emulation.h does): barriers that were not initialised or get
+// Reported errors (std::logic_error, beside those of emulation.h): barriers that were not initialised or get
 // an arrival too many; products whose operands differ within a warp or are not laid out in 128-byte swizzle;
 // products that are never waited for; boxes that a tensor map cannot describe (CUDA_ERROR_INVALID_VALUE).
 #pragma once

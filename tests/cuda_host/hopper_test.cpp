@@ -86,7 +86,7 @@ TEST(Hopper, BoxesLieInRowsOf128BytesSwizzled) {
       EXPECT_EQ(got[static_cast<size_t>(r * kWide + c)], m.at(1, 32 + r, c)) << r << ", " << c;
 }
 
-/// What a warpgroup's product of 64 rows and so many columns gives, by plain places.
+/// Expects the elements of a warpgroup's product of 64 rows and kWidth columns at plain places.
 template <int kWidth>
 void expect_product() {
   const Matrix a(1, kRows, kWide, 5), b(1, kWidth, kWide, 7);

@@ -19,7 +19,7 @@ struct CUstream_st;
 
 namespace cuda_host {
 
-/// Whether streams run late.
+/// Returns whether streams run late.
 bool late();
 
 /// A point in a stream.
@@ -39,7 +39,7 @@ void issue(StreamId stream, std::function<void()> work);
 void issue_on(CUstream_st* stream, std::function<void()> work);
 /// A mark behind what is queued on the stream now.
 std::shared_ptr<const Mark> mark(StreamId stream);
-/// What is queued on the stream from now on waits for the mark.
+/// Makes later work of the stream wait for the mark.
 void wait(StreamId stream, std::shared_ptr<const Mark> mark);
 
 /// A mark in no stream, reached when reach() says so.
@@ -54,7 +54,7 @@ bool reached(const Mark& mark);
 /// When it was reached. @pre it has been
 std::chrono::steady_clock::time_point time_of(const Mark& mark);
 
-/// What was issued on a stream between two calls, to be issued again.
+/// Work that was issued on a stream between two calls, to be issued again.
 using Graph = std::vector<std::function<void()>>;
 bool captured(StreamId stream);
 void begin_capture(StreamId stream);

@@ -17,7 +17,7 @@ namespace {
 __global__ void count_threads(int* threads) { ++*threads; }
 const void* const kCountThreads = reinterpret_cast<const void*>(&count_threads);
 
-/// Of dynamic shared memory, as cudaFuncSetAttribute takes it.
+/// Allows this much dynamic shared memory, by cudaFuncSetAttribute.
 cudaError_t allow(int bytes) {
   return cudaFuncSetAttribute(kCountThreads, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }

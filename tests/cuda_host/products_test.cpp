@@ -159,7 +159,7 @@ TEST(Products, LargeMatricesRepeatTheirFirstElements) {
 }
 
 #ifdef TEST_CUDA_EMULATED
-/// While it lives, the imitated chips have compute capability 9.0 and that many multiprocessors.
+/// Scope in which the imitated chips have compute capability 9.0 and that many multiprocessors.
 struct Hopper {
   explicit Hopper(int multiprocessors = 132) {
     setenv("SHERD_HOST_CUDA_CAPABILITY", "90", 1);
@@ -286,7 +286,7 @@ TEST(Matmul, SearchesOncePerShape) {
   EXPECT_EQ(cuda_host::calls()["cublasLtMatmul"], 4);
 }
 
-// What suits one matrix alone is wrong for a batch, and all batches must run the same.
+// The best algorithm for one matrix is wrong for a batch, and all batches must run the same one.
 TEST(Matmul, TheAlgorithmIsChosenForANominalBatch) {
   CudaLab lab;
   for (const int64_t batch : {1, 3}) {
@@ -318,7 +318,7 @@ TEST(Matmul, WhatANominalBatchHasNoAlgorithmForTakesThatOfOneMatrix) {
   }
 }
 
-// What lies askew is copied first, so that every address and every batch takes the same algorithm.
+// Misaligned operands are copied first, so that every address and every batch takes the same algorithm.
 TEST(Matmul, PlaceAndBatchDoNotChooseTheAlgorithm) {
   CudaLab lab;
   for (int64_t cols : {8, 6}) {

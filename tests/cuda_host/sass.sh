@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What ptxas made of the kernels for compute capability 9.0: sass.sh CUOBJDUMP OBJECT...
+# Checks ptxas's code of the kernels for compute capability 9.0: sass.sh CUOBJDUMP OBJECT...
 #
 # Every kernel multiplies with HGMMA; its registers hold everything (no stack, no local memory); and its products run
 # concurrently: four form a group, and eight of tiles up to 160 columns wide (ping-pong), where ptxas that serialises

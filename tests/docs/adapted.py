@@ -81,7 +81,7 @@ def environment(folder, slurm=False):
     return os.environ | {
         "HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "PATH": ":".join(filter(None, [python, str(ROOT / "tests/scripts/slurm"), os.environ["PATH"]])),
-        # As root, and more ranks than cores.
+        # Runs as root, with more ranks than cores.
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "SHERD_HOST_CUDA_DEVICES": os.environ.get("SHERD_HOST_CUDA_DEVICES", "8"),
         **(SLURM_JOB if slurm else {})}

@@ -141,7 +141,7 @@ def check_flags(programs):
     help_of = functools.cache(lambda *command: subprocess.run(command, capture_output=True, text=True).stdout)
     for page in pages():
         for (program, *sub), arguments in calls((ROOT / page).read_text()):
-            # Of another build; and those without --help, which would run.
+            # Skips programs of another build, and those without --help, which would run.
             if not (programs / program).exists() or program.startswith(("test_", "sample_")):
                 continue
             ask = "--help" if sub else "--help-all"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What the pages say is so: the README's first program is the first sample, word for word; every file or folder of this tree
-# that a page links to or names is there, headings included; the design page's table of strategies is that of the code. Usage: pages.sh SOURCE_DIR
+# Checks the pages against the tree: the README's first program is the first sample, word for word; every file
+# or folder of this tree that a page links to or names is there, headings included; the design page's table of
+# strategies is that of the code. Usage: pages.sh SOURCE_DIR
 set -uo pipefail
 cd "$1"
 failed=0

@@ -113,7 +113,7 @@ TEST(Bucket, In16BitsGivesTheBitsOfRagged) {
   }
 }
 
-/// As Rig, but the blocks' matrices are Muon's.
+/// Same as Rig, but the blocks' matrices are Muon's.
 struct MuonModel {
   MuonModel(RankContext& r, const FullyShardOptions& o,
             const std::function<void(ToyModel&)>& before = nullptr)

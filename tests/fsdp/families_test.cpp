@@ -23,7 +23,7 @@ struct Arrangement {
   std::string describe() const {
     return fmt::format("{}, {} replica(s), outer {}", name_of(strategy), replicas, name_of(outer));
   }
-  // What fsdp/strategy.h says.
+  // Returns the family as fsdp/strategy.h describes it.
   std::string family(bool several) const {
     const bool scatters = strategy == Strategy::optim_grads || strategy == Strategy::optim_grads_params;
     if (several && scatters && replicas < kRanks) return fmt::format("scattered, replicas {}", replicas);

@@ -26,14 +26,14 @@ class Writers : public nn::Module<Writers> {
     mixed_ = matrix("mixed", 7);
     empty_ = param("empty", {0, n}, normal(1));
   }
-  /// What a product adds here.
+  /// Value that a product adds here.
   float value = 0;
   /// Every gradient becomes NaN instead.
   bool poison = false;
   /// This microbatch, nothing is written.
   bool idle = false;
   std::vector<float> betas;
-  /// What was there at the first write of `twice`.
+  /// Content at the first write of `twice`.
   float found = 0;
   Parameter never_, twice_, asked_, mixed_, empty_;
   nn::Var forward(const nn::Var& x) {

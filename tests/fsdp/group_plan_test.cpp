@@ -245,7 +245,7 @@ std::map<std::string, int64_t> bytes_by_name(const ModelPlan& plan) {
   return bytes;
 }
 
-// What the allocator counts under the names of planned buffers.
+// Returns the allocator's bytes under the names of planned buffers.
 std::map<std::string, int64_t> bytes_by_name(Device& device) {
   std::map<std::string, int64_t> bytes;
   for (auto& line : device.allocator().table())
@@ -255,7 +255,7 @@ std::map<std::string, int64_t> bytes_by_name(Device& device) {
   return bytes;
 }
 
-// Of the classes whose memory is all planned: collectives' messages and scratch have other users as well.
+// Classes whose memory is all planned: collectives' messages and scratch have other users as well.
 constexpr std::array kPlannedClasses = {MemoryClass::parameter, MemoryClass::master, MemoryClass::gradient,
                                         MemoryClass::gathered};
 

@@ -13,7 +13,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// What wrapping a toy model says; "" when it is taken.
+// Returns the error of wrapping a toy model; "" when it is accepted.
 std::string wrapping(const std::vector<MeshDim>& dims, const FullyShardOptions& options,
                      const std::function<void(ToyModel&, const DeviceMesh&)>& before = nullptr) {
   int ranks = 1;

@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Units = std::vector<int>;
 
-/// What each begin_ of one pass says to gather, the root's first.
+/// Units that each begin_ of one pass prefetches, the root's first.
 struct Ahead {
   std::vector<Units> forward, backward;
 };

@@ -127,7 +127,7 @@ TEST(RanksApart, EveryOptionAndShapeMustBeAlike) {
 TEST(RanksApart, OtherWrapsAreNamedBeforeAnyRankWaits) {
   struct Case {
     const char* what;
-    // Of rank 2; `pair` is the mesh of its replica alone.
+    // Action of rank 2; `pair` is the mesh of its replica alone.
     std::function<void(ToyModel&, const DeviceMesh& mesh, const DeviceMesh& pair, FullyShardOptions)> wrap;
     const char* want;
   };
@@ -369,7 +369,7 @@ TEST(RanksApart, AnUpdateThatTheFailureCutOffIsNotGoneOnWith) {
       std::lock_guard lock(mutex);
       texts.emplace_back(e.what());
     }
-    // What a checkpoint does; then the ranks are alike, and train.
+    // Changes weights as a checkpoint does; then the ranks are equal, and train.
     WeightsChange change(runtime);
     for (auto& [name, p] : rig.model.named_parameters()) ops::fill(r.device->compute(), p.shard(), 0.5f);
     change.end();

@@ -26,7 +26,7 @@ TEST(UseLog, DigestDistinguishesTheVerbFromTheUnit) {
   EXPECT_NE(one.digest(), other.digest());
 }
 
-// As with buckets: sync_ahead() has queued the gathers of all units before the first one is unsharded.
+// Same as with buckets: sync_ahead() has queued the gathers of all units before the first one is unsharded.
 TEST(Unit, WithoutASlotWaitsForItsOwnGatherOnly) {
   auto device = make_cpu_device();
   UnitContext context(*device, 2, {"first", "root"}, 1, true);

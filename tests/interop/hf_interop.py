@@ -71,7 +71,7 @@ CONFIGS = {
                                                  original_max_position_embeddings=16)),
     "gpt2": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=80),
 }
-# What of a configuration makes the model.
+# Keys of a configuration that make the model.
 MEANT = ("vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
          "rms_norm_eps layer_norm_epsilon rope_parameters tie_word_embeddings attention_bias mlp_bias num_local_experts "
          "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_inner n_embd model_type kv_lora_rank q_lora_rank "

@@ -174,7 +174,7 @@ def train_adapters(program, models, work, peft):
         examples = make_examples(vocab)
         write_examples(work / "chats", examples)
         common = flags_of(models / family, work / "chats", True)
-        # Where dense MLPs are targets of a model with experts, PEFT adapts its stacks of experts, too.
+        # PEFT adapts stacks of experts, too, where dense MLPs are targets of a model with experts.
         targets = "self_attn" if family == "deepseek_v3" else "_proj"
         common += ["--lora-rank", 4, "--lora-alpha", 8, "--lora-targets", targets]
         first, last, merged = (work / f"{family}-{name}" for name in ("first", "last", "merged"))

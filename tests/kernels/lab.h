@@ -112,14 +112,14 @@ void expect_same_as_reference(F experiment, double tolerance, const std::string&
   expect_close(experiment(fast), experiment(slow), tolerance, what);
 }
 
-/// As above, to the bit.
+/// Same as above, to the bit.
 template <class F>
 void expect_bits_of_reference(F experiment, const std::string& what = "") {
   Lab fast, slow("reference");
   EXPECT_EQ(bits(experiment(fast)), bits(experiment(slow))) << what;
 }
 
-/// As above, to the bit on the CPU; CUDA's mathematical functions round otherwise than libm's.
+/// Same as above, to the bit on the CPU; CUDA's mathematical functions round differently from libm's.
 template <class F>
 void expect_bits_of_reference(F experiment, double cuda_tolerance, const std::string& what = "") {
   if (kCuda)

@@ -19,10 +19,10 @@ OrthogonalizeOptions form(IterationForm f, std::vector<Coefficients> steps = kJo
   return {.form = f, .steps = std::move(steps), .restarts = std::move(restarts), .working = working};
 }
 
-/// What rounding may do to a matrix of any rank, relative to the result. Sums of k f32 terms carry about
-/// sqrt(k) roundings of 2^-24, and factors and results one each. What that leaves in directions that should
-/// be empty grows by the factor a per step; in the gram form it is R, where it grows by a^2 (the last step
-/// uses R once more).
+/// Bound of the effect of rounding on a matrix of any rank, relative to the result. Sums of k f32 terms carry
+/// about sqrt(k) roundings of 2^-24, and factors and results one each. The remainder in directions that
+/// should be empty grows by the factor a per step; in the gram form it is R, where it grows by a^2 (the last
+/// step uses R once more).
 double tolerance(const OrthogonalizeOptions& o, int64_t longer) {
   double growth = 1;
   for (size_t i = 0; i < o.steps.size(); ++i) {

@@ -81,7 +81,7 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   size_t index() const { return index_; }
-  /// What it ended with, if it has.
+  /// Returns the result if it has ended.
   std::optional<Ended> poll(double limit) {
     int status = 0;
     if (::waitpid(pid_, &status, WNOHANG) == 0) {

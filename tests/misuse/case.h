@@ -26,13 +26,13 @@ class Dice {
   std::mt19937_64 engine_;
 };
 
-/// What a user's own code throws: it must come through with its words.
+/// Error of a user's own code: its message must be passed on.
 struct OwnError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 struct Case {
-  /// What is done, with all choices: enough to see it again.
+  /// Description of the case, with all choices: enough to reproduce it.
   std::string name;
   /// "" when the result is right, else the error that no call has reported. May throw: errors of
   /// sherd, or an OwnError, end the case well.

@@ -65,7 +65,7 @@ int64_t recv_begin(const Call& c, int rank) {
   return c.recv_at + (c.shifted && recv_size(c) < send_size(c) ? rank * c.n : 0);
 }
 
-/// What `rank`'s memory must hold afterwards.
+/// Returns the expected content of `rank`'s memory.
 std::vector<float> wanted(const Call& c, int rank) {
   std::vector<float> memory(static_cast<size_t>(c.memory));
   for (int64_t i = 0; i < c.memory; ++i) memory[static_cast<size_t>(i)] = value(rank, i);

@@ -13,7 +13,7 @@
 namespace sherd::misuse {
 namespace {
 
-/// Of all cases; SHERD_MISUSE_SEED asks for others.
+/// Returns the seed of all cases; SHERD_MISUSE_SEED sets another.
 uint64_t seed_of_all() {
   const char* asked = std::getenv("SHERD_MISUSE_SEED");
   return asked ? std::strtoull(asked, nullptr, 10) : 20'000;

@@ -37,8 +37,7 @@ Case number_case(uint64_t seed) {
                       who < 0 ? std::string("all ranks") : fmt::format("rank {}", who), at_step, at_batch,
                       plan.describe()),
           [=]() -> std::string {
-            // What is right: the step left out where it cannot be finite, else the same numbers under
-            // no_shard.
+            // Expected: the step left out where it cannot be finite, else the same numbers under no_shard.
             Results got(plan.ranks), all_steps(plan.ranks), without(plan.ranks);
             std::vector<int64_t> skipped(static_cast<size_t>(plan.ranks));
             const auto train = [&](Results& into, bool poisoned, bool leaves_out) {

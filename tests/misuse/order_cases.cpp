@@ -130,7 +130,7 @@ Case symmetric_case(Dice& dice) {
       }};
 }
 
-/// What one rank does otherwise than the others, in one step.
+/// Deviation of one rank from the others, in one step.
 enum class Alone {
   blocks_swapped,
   block_left_out,
@@ -208,8 +208,7 @@ Case alone_case(Dice& dice) {
               });
             };
             if (alone == Alone::a_microbatch_more) {
-              // Where no microbatch communicates a rank may have more of them: gradients are sums of what is
-              // there.
+              // A rank may have more microbatches if none communicates: gradients are sums of those it has.
               Plan flat = plan;
               flat.options.strategy = Strategy::no_shard;
               flat.options.layout = LayoutPolicy::ragged;

@@ -12,7 +12,7 @@
 
 namespace sherd::misuse {
 
-/// What is trained and how; all of it is legal.
+/// A model and its training; all of it is legal.
 struct Plan {
   int ranks = 2, replicas = 1, accumulate = 1, steps = 3, blocks = 2;
   FullyShardOptions options;
@@ -24,7 +24,7 @@ struct Plan {
   std::string describe() const;
 };
 Plan random_plan(Dice& dice);
-/// Of the launch: a short watchdog.
+/// Returns options of a launch with a short watchdog.
 LaunchOptions watched(int milliseconds = 1500);
 
 /// A stack of blocks on inputs and output gradients that are given. Calls `at_point` where a user's forward
@@ -34,7 +34,7 @@ class Stack : public nn::Module<Stack> {
   static constexpr int64_t kWidth = 8, kRows = 4;
   explicit Stack(int blocks);
   std::function<void(const char* where)> at_point;
-  /// Which block runs when.
+  /// Order in which blocks run.
   std::vector<size_t> order;
   test::ToyBlock& block(size_t i) { return *blocks_[i]; }
   const std::shared_ptr<test::ToyBlock>& shared_block(size_t i) { return blocks_[i]; }
@@ -72,7 +72,7 @@ class Training {
   void step(int number);
   /// Aborts a step in its middle.
   void give_up();
-  /// Of all parameters, whole. Ends with a synchronisation.
+  /// Returns all parameters, unsharded. Ends with a synchronisation.
   Weights weights();
   Stream& stream() { return rank.device->compute(); }
 

@@ -66,8 +66,8 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
   launch(a.ranks, [&](RankContext& rank) {
     ArrangedModel arranged(rank, m, a, 5);
     nn::CausalModel& model = *arranged.model;
-    // What gpt2's key bias adds to a query's scores is the same for all keys: its gradient is rounding alone,
-    // an element of which is exactly 0 now and then, and would be counted.
+    // gpt2's key bias adds the same to a query's scores for all keys. Its gradient is rounding alone: an
+    // element is exactly 0 now and then, and would be counted.
     for (auto& [name, p] : model.named_parameters())
       if (name.ends_with("k_attn.bias")) Parameter(p).freeze();
     if (plan.prepare) plan.prepare(model);

@@ -38,7 +38,8 @@ Tensor random(Device& device, Shape shape, uint64_t seed) {
 /// An objective in which every element counts otherwise.
 Var weighted(const Var& y) { return nn::mean_squared_error(y, random(y.device(), y.shape(), 3)); }
 
-// As in functions_test.cpp: differences of objectives near 1 in f32 err by about 4e-6 of a gradient near 0.1.
+// Tolerance as in functions_test.cpp: differences of objectives near 1 in f32 err by about 4e-6 of a gradient
+// near 0.1.
 void expect_gradient(const std::function<Var(Tape&, const std::vector<Var>&)>& f,
                      std::vector<Tensor> inputs) {
   const nn::GradientError worst = nn::check_gradient(f, std::move(inputs), 1.0 / 64);

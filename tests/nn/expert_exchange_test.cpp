@@ -30,7 +30,7 @@ Tensor upload_counts(RankContext& rank, const std::vector<int32_t>& counts) {
   return upload(rank, {static_cast<int64_t>(counts.size())}, DType::i32, counts);
 }
 
-// What tells a row from every other one.
+// Returns a value that identifies a row.
 float mark(int rank, size_t expert, int32_t i) {
   return static_cast<float>(rank * 10000) + 100 * static_cast<float>(expert) + static_cast<float>(i);
 }

@@ -35,7 +35,8 @@ TEST(Functions, WithoutParametersHaveTheirDerivative) {
                   {x({6, 24})});
 }
 
-// What swiglu_linear() does not keep, it computes again: value and gradients are those of the two functions, bit by bit.
+// swiglu_linear() computes unsaved values again: value and gradients are those of the two functions, bit by
+// bit.
 TEST(Functions, SwigluLinearIsSwigluAndLinear) {
   auto device = make_cpu_device();
   Stream& s = device->compute();
@@ -65,7 +66,7 @@ TEST(Functions, SwigluLinearIsSwigluAndLinear) {
   EXPECT_THROW(nn::swiglu_linear(Var(x), loose.add(random(*device, {4, 5}, 4))), ShapeMismatch);
 }
 
-// What packed_linear() returns, its gradients, and how many products it took.
+// Result of packed_linear(), its gradients, and the number of its products.
 struct PackedRun {
   std::vector<std::vector<float>> values;
   int64_t products = 0;

@@ -19,9 +19,9 @@ struct GoldenArguments {
 using GoldenFunction = std::function<std::vector<nn::Var>(const GoldenArguments&)>;
 using GoldenTable = std::map<std::string, GoldenFunction>;
 
-/// Those of algebra.json.
+/// Returns the functions of algebra.json.
 const GoldenTable& algebra_functions();
-/// Those of latent.json.
+/// Returns the functions of latent.json.
 const GoldenTable& latent_functions();
 
 }  // namespace sherd::test

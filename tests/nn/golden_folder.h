@@ -64,7 +64,7 @@ inline void add_windows(const nlohmann::json& c, nn::ModelDescription& m) {
       m.windowed[i] = c.at("layer_types").at(i) == "sliding_attention";
 }
 
-/// What the tests need of config.json; programs read it with refusals.
+/// Reads the parts of config.json that the tests need; programs read it with refusals.
 inline nn::ModelDescription description_of(const nlohmann::json& c) {
   using nn::ModelFamily;
   nn::ModelDescription m;
@@ -116,7 +116,7 @@ struct GoldenFolder {
         description(description_of(json("config.json"))) {}
 
   nlohmann::json json(const char* file) const { return nlohmann::json::parse(std::ifstream(path / file)); }
-  /// Of expected.safetensors.
+  /// Returns a tensor of expected.safetensors.
   std::vector<float> values(const char* name) const {
     CheckpointReader reader = CheckpointReader::open(path / "expected.safetensors");
     const CheckpointTensor* t = reader.find(Section::model, name);

@@ -155,7 +155,7 @@ class Case {
     for (const Var& y : run(tape)) values.push_back(read(y.value()));
     return values;
   }
-  /// Of all inputs and parameters, for the output gradients of the file.
+  /// Returns the gradients of all inputs and parameters, for the output gradients of the file.
   std::vector<Doubles> gradients() {
     nn::Tape tape;
     const std::vector<Var> y = run(tape);

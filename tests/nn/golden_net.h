@@ -127,8 +127,8 @@ struct Gan : nn::Module<Gan> {
     child("maker", maker);
     child("judge", judge);
   }
-  /// What the judge says of what the maker makes of x; with `real`, of that, too, and then no gradient comes
-  /// to the maker.
+  /// Returns the judge's output for the maker's output for x. With `real`, also for that, and then the maker
+  /// gets no gradient.
   std::vector<Var> forward(const Var& x, const Var& real) {
     const Var made = nn::linear(maker(x), maker_out);
     if (!real.defined()) return {judged(made)};

@@ -79,7 +79,7 @@ Weights masters(ModuleBase& model, RankContext& rank) {
   return all;
 }
 
-// What a step does before the optimizer's, and with which model.
+// Work of a step before the optimizer's, and its model.
 struct Usage {
   const char* name;
   const char* golden;
@@ -267,7 +267,7 @@ void expect_near(double got, double want, double bound, const std::string& what)
   EXPECT_LE(std::abs(got - want), bound) << what << ": " << got << ", PyTorch: " << want;
 }
 
-// Of the weights that the file has.
+// Returns the stride of the weights that the file has.
 size_t stride_of(const std::vector<float>& w) { return std::max<size_t>(1, w.size() / 12 - 1); }
 
 void compare(const Trained& t, const nlohmann::json& want, double relative) {

@@ -112,7 +112,7 @@ TEST(KvCache, StartsAgainAfterClear) {
   cache.clear();
   EXPECT_EQ(cache.length(), 0);
   EXPECT_EQ(setting.parts(cache, {4, 9}), first);
-  // What was taken back is run again.
+  // The truncated positions are run again.
   cache.truncate(4);
   const Floats rest =
       ops::to_floats(setting.device->compute(),

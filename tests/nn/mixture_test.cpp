@@ -144,7 +144,7 @@ TEST(Mixture, IsCalledSeveralTimesInOneBackward) {
   });
 }
 
-// As when activations are computed again: what ran before leaves nothing behind.
+// Same as when activations are computed again: an earlier run leaves no state.
 TEST(Mixture, AForwardThatRanBeforeChangesNoBit) {
   const MixtureStep twice = [](Mixture& net, Tape& tape, const Var& x) {
     {

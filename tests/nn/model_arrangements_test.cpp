@@ -280,7 +280,7 @@ TEST(Arrangements, CachesOfAnotherModelAndBatchesAreRefused) {
     EXPECT_THROW(model(tokens(*rank.device, m, {2, kSeq}, 0, 3), &cache), ShapeMismatch);
     EXPECT_THROW(model(tokens(*rank.device, m, {2, kSeq}, 0, 3), nullptr), ShapeMismatch);
     EXPECT_THROW(model(Tensor::empty(*rank.device, {1, 0}, DType::i32, "data"), &cache), ShapeMismatch);
-    // What a forward that did not come through the layers has left in one is forgotten by the next.
+    // State that an aborted forward left in a layer is dropped by the next.
     const Tensor all = tokens(*rank.device, m, {1, kSeq}, 0, 3);
     const std::vector<float> want = ops::to_floats(rank.device->compute(), model(all, &cache));
     cache.clear();

@@ -61,7 +61,7 @@ std::map<std::string, std::vector<float>> train_mixed(int ranks, const FullyShar
       optimizer.step(0.05);
     }
     for (auto& u : runtime_of(net).units()) u->unshard();
-    // What was planned is what there is.
+    // The memory is as planned.
     auto planned = runtime_of(net).plan().bytes();
     for (const MemoryClass kind : {MemoryClass::parameter, MemoryClass::master, MemoryClass::gathered})
       EXPECT_EQ(rank.device->allocator().live_bytes(kind), planned[kind]) << name_of(kind);

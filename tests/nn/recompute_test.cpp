@@ -90,7 +90,8 @@ TEST(Recompute, ChangesNoBitAndNoCollectiveOfTheShardGroup) {
     }
 }
 
-// Of a step under zero3 on three ranks with prefetch 1, so that two slots hold blocks. The root stays whole.
+// One step under zero3 on three ranks with prefetch 1, so that two slots hold blocks. The root stays
+// unsharded.
 TEST(Recompute, GathersOnceMoreWhereAScopeIsLargerThanTheSlots) {
   const auto gathers = [](const Scopes& s) {
     return train(3, {.strategy = Strategy::optim_grads_params}, s.use, s.step, s.change)
@@ -104,7 +105,7 @@ TEST(Recompute, GathersOnceMoreWhereAScopeIsLargerThanTheSlots) {
   EXPECT_EQ(gathers(all[4]), 7 + (3 - 2 + 1)) << all[4].name;
 }
 
-// What steps do with the tape, with all blocks recomputed.
+// Uses of the tape in steps, with all blocks recomputed.
 TEST(Recompute, HoldsForEveryUsage) {
   const TapeNet::Use chain = TapeNet().use;
   const Step siamese = [](TapeNet& net, Tape& tape, RankContext& rank, int i) {

@@ -52,7 +52,7 @@ TEST(SequenceRows, RegionsSeeWhatTheySeeOfWholeRows) {
           const auto [cut, all] = rows.enter_both(in);
           EXPECT_EQ(ops::to_floats(s, cut.value()), ops::to_floats(s, x));
           EXPECT_EQ(ops::to_floats(s, rows.enter(in).value()), ops::to_floats(s, x));
-          // Of `cut` every rank has another gradient, of `all` the same.
+          // Every rank has a different gradient of `cut`, and the same gradient of `all`.
           const Var mixed = cut * Var(summand) + all * Var(x);
           const Var out = rows.leave(mixed + rows.enter(in));
           tape.backward(nn::sum(out * out));

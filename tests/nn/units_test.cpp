@@ -83,7 +83,7 @@ TEST(TapeUnits, TrainTheBitsAndIssueTheCollectivesOfTheHandWrittenBackward) {
   }
 }
 
-// What a step may do with a model, in one backward.
+// Uses of a model that a step may have, in one backward.
 struct Usage {
   const char* name;
   TapeNet::Use use;

@@ -9,7 +9,7 @@
 namespace sherd {
 namespace {
 
-/// What the steps make of one singular value.
+/// Returns the result of the steps for one singular value.
 double follow(const std::vector<Coefficients>& steps, double x) {
   for (auto& [a, b, c] : steps) x = a * x + b * std::pow(x, 3) + c * std::pow(x, 5);
   return x;

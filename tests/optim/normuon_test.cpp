@@ -321,7 +321,7 @@ TEST(NorMuon, GramEntriesAgreeToRounding) {
     const Whole got = train_normuon(run);
     for (auto& d : tall) {
       const std::vector<float>& w = expected.at(d.name);
-      // As in FollowsTheFormula, for one step.
+      // Same as in FollowsTheFormula, for one step.
       EXPECT_LE(largest_difference(got.at(d.name), Doubles(w.begin(), w.end())),
                 0.2 * kNorMuonLr * 4 * 4 * 485 * 8 * std::pow(2.0, -24));
     }

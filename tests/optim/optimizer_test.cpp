@@ -97,7 +97,7 @@ TEST_P(OnMeshes, AdamWIsPyTorchs) {
     for (size_t k = 0; k < 2; ++k) {
       const Parameter& p = k == 0 ? matrix : vector;
       const auto got = whole(p, p.shard(), s);
-      // Where g is nearly 0 the quotient amplifies its rounding; 1e-4 of a step of size lr.
+      // For g near 0 the quotient amplifies its rounding; 1e-4 of a step of size lr.
       for (size_t i = 0; i < got.size(); ++i)
         EXPECT_NEAR(got[i], w[k][i], 1e-4 * kLr) << p.name() << " " << i;
     }

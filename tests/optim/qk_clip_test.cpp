@@ -46,7 +46,7 @@ struct Attentions : GivenGradients {
                                                    .kv_heads = kHeads,
                                                    .head_dim = kDim});
   std::vector<std::shared_ptr<LogitMaxima>> all() const { return {fused, apart, latent}; }
-  /// As forwards of two microbatches would leave them: the largest of head h is on some rank.
+  /// Maxima that forwards of two microbatches would leave: the largest of head h is on some rank.
   void raise(Device& device, int rank, int ranks, int number) {
     for (const auto& m : all()) {
       std::vector<float> values;

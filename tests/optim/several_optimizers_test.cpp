@@ -221,7 +221,7 @@ TEST_P(SeveralOptimizers, TakeTurnsAndEachPassMayLeaveTheOtherOut) {
       plain.update("judge", {4 * step, 4 * step + 1}, kJudgeRate);
       both.model.uses_maker = true;  // the maker's, through the judge
       both.model.train(both.device, 4 * step + 2);
-      // What an earlier pass has left out is measured, clipped and looked at again.
+      // Gradients that an earlier pass left out are measured, clipped and read again.
       EXPECT_GT(read_stats(both.model, clip_grad_norm(*both.maker, 0)).norm, 0);
       both.maker->step(kMakerRate);
       plain.update("maker", {4 * step + 2}, kMakerRate);

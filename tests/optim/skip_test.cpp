@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 
-/// What the gradients of one step are: a wave, but for one element of one parameter on one rank.
+/// Gradients of one step: a wave, but for one element of one parameter on one rank.
 struct Gradients {
   int wave = 0;
   std::string bad = {};  // the parameter; none

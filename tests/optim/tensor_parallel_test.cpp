@@ -24,7 +24,7 @@ struct Figures {
   bool operator==(const Figures&) const = default;
 };
 
-// Of the whole model, element by element.
+// Expected figures of the whole model, element by element.
 Figures expected() {
   double squares = 0;
   Figures f;

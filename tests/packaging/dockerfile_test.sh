@@ -14,7 +14,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf --one-file-system "$scratch"' EXIT
 fail() { echo "$dockerfile: $*" >&2; exit 1; }
 
-# As debian:12-slim: without documentation, translations and downloaded packages.
+# Same as debian:12-slim: without documentation, translations and downloaded packages.
 slim() {
   local folders=(doc man info locale groff lintian)
   printf 'path-exclude /usr/share/%s/*\n' "${folders[@]}" >"$1/etc/dpkg/dpkg.cfg.d/slim"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What libsherd.so exports: symbols of namespace sherd with its version, none of a library that it links, no generated message.
-# Usage: exports.sh LIBSHERD.SO
+# Checks the exports of libsherd.so: symbols of namespace sherd with its version, none of a library that it
+# links, no generated message. Usage: exports.sh LIBSHERD.SO
 set -euo pipefail
 symbols=$(nm -D --defined-only "$1" | awk '$2 != "A" { print $3 }')
 count=$(grep -c . <<<"$symbols")

@@ -11,8 +11,8 @@ export FAKE_MPIRUN=$mpirun WORK=$work
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 
-# What a batch script has, which is one process of no step. Its port follows from the job's number, and something else on
-# this machine may have it: the job then gets another number.
+# Runs a command as a batch script, whose process belongs to no step. Its port follows from the job's number,
+# and another program on this machine may have it: the job then gets another number.
 submit() {
   local status
   for _ in 1 2 3 4 5; do
@@ -27,7 +27,7 @@ submit() {
 }
 unset SHERD_JOB_SECRET SHERD_JOB_SECRET_FILE
 
-# What is missing is named.
+# A missing value is named.
 for script in slurm_cpu slurm_gpu; do
   said=$(submit env -u OUT BUILD=x DATA=x bash "$root/scripts/cluster/$script.sbatch" 2>&1) && fail "$script ran without OUT"
   [[ $said == *"OUT is not set"* ]] || fail "$script without OUT said: $said"

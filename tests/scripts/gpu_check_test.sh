@@ -89,7 +89,7 @@ expect "$box/suites/all" '^\{"tests": 3\}'
 expect "$box/suites/all" '^NCCL_DEBUG is WARN'
 rm "$box/bin/test_cuda_kernels"
 
-# What builds and what packs configure one folder alike, so that packing after a run builds nothing again.
+# Building and packing configure one folder in the same way, so that packing after a run builds nothing again.
 commands_of() { # commands_of FUNCTION ARGUMENTS...: without running them
   (
     device=cuda work=$box here=$root/scripts GPU_CHECK_BIN=''
@@ -166,7 +166,7 @@ ended() {
   wait "$run" 2>/dev/null
   code=$? took=$(($(date +%s%3N) - begin))
 }
-# Whether one of the programs is still there; init may not have taken note of its end.
+# Returns whether one of the programs still runs; init may not have reaped it yet.
 any_left() {
   local pid
   while read -r pid; do

@@ -52,7 +52,7 @@ class Chain : public nn::Module<Chain> {
   void pass() const {
     if (at_point) at_point();
   }
-  /// Which link runs when.
+  /// Order in which links run.
   std::vector<size_t> order;
   /// Each link's forward is computed again right before its backward.
   bool recompute = false;
@@ -100,7 +100,7 @@ struct ChainRig {
     clip_grad_norm(model, 0.5);
     optimizer->step(0.01);
   }
-  /// Of all parameters, whole, in order.
+  /// Returns all parameters, unsharded, in order.
   std::vector<std::vector<float>> weights() {
     std::vector<std::vector<float>> all;
     for (auto& [name, p] : model.named_parameters())

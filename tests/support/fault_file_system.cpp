@@ -307,7 +307,7 @@ void FaultFileSystem::undo(const Change& change) {
   if (change.call == FileCall::create_new) return base_.remove_all(change.path);
   const bool exchanged = change.call == FileCall::exchange;
   const bool here = base_.kind(change.path) != Kind::none, there = base_.kind(change.other) != Kind::none;
-  // What has been removed since stays removed.
+  // A file that was removed since stays removed.
   if (exchanged && here && there) base_.exchange(change.path, change.other);
   if (exchanged && here && !there) base_.rename(change.path, change.other);
   if (!here && there) base_.rename(change.other, change.path);

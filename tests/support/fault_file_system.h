@@ -37,7 +37,7 @@ struct SeenCall {
   std::string to_string() const;
 };
 
-/// What happens to which changing call.
+/// A fault and the changing call that it strikes.
 struct FileFault {
   enum class Effect {
     error,        // nothing is done
@@ -54,7 +54,7 @@ struct FileFault {
   bool again = false;
 };
 
-/// What a crash takes of that which no sync has made durable.
+/// Data that a crash loses, among those that no sync has made durable.
 enum class Loss {
   nothing,  // only the process ended: the machine runs on, and a later crash may still lose it
   all,      // all bytes of files, all new names; all renames are undone
@@ -76,10 +76,10 @@ class FaultFileSystem : public sherd::FileSystem {
   void reset();
   /// The same, and sets a fault: numbers count from here.
   void arm(FileFault fault);
-  /// Whether the fault has struck.
+  /// Returns whether the fault has struck.
   bool struck() const;
   std::vector<SeenCall> calls() const;
-  /// What a crash leaves; then calls work again. No file is open for writing or used any more.
+  /// Leaves the state after a crash; then calls work again. No file is open for writing or used any more.
   void lose_unsynced(Loss loss, uint64_t seed = 0);
 
   /// Faults of reading, for files whose path contains `path`; reset() ends them.

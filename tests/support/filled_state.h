@@ -14,7 +14,8 @@
 
 namespace sherd::test {
 
-/// What element `index` of a whole tensor holds: any bits, NaNs, zeros of both signs and denormals included.
+/// Returns the bits of element `index` of an unsharded tensor: any bits, NaNs, zeros of both signs and
+/// denormals included.
 inline uint32_t bits_of(const std::string& tensor, int64_t index, uint64_t salt) {
   const uint64_t key = hash64(salt, tensor);
   const auto words = philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0},

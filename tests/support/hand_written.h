@@ -16,7 +16,7 @@ struct HandTensor {
   Section section = Section::model;
   DType dtype = DType::f32;
   Shape shape;
-  /// Which box lies in which file of the section's folder, e.g. "a.safetensors".
+  /// Boxes and their files in the section's folder, e.g. "a.safetensors".
   std::vector<std::pair<Box, std::string>> pieces;
 
   /// All elements; they depend on the name.

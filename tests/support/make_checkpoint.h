@@ -17,7 +17,7 @@ struct WholeTensor {
   Section section = Section::model;
   DType dtype = DType::f32;
   Shape shape;
-  /// Of all elements, row-major.
+  /// All elements, row-major.
   std::string bytes;
   std::vector<std::string> tied = {};
 
@@ -38,7 +38,7 @@ using Cut = std::function<std::vector<Box>(int rank, int ranks, const Shape& sha
 std::vector<Box> cut_rows(int rank, int ranks, const Shape& shape);
 /// Intervals of elements of uneven sizes, in the middle of rows: several boxes on a rank.
 std::vector<Box> cut_flat(int rank, int ranks, const Shape& shape);
-/// Of the last dimension; 1-D tensors as rows.
+/// Cuts the last dimension; 1-D tensors as rows.
 std::vector<Box> cut_columns(int rank, int ranks, const Shape& shape);
 
 /// The elements of a box, row-major.

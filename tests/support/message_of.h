@@ -1,4 +1,4 @@
-// What an exception says.
+// Message of an exception.
 #pragma once
 
 #include <string>

@@ -9,7 +9,7 @@
 
 namespace sherd::test {
 
-/// How ranks are spread: replicas x shards x tp for most parameters, (all / experts) x experts for the
+/// Spread of the ranks: replicas x shards x tp for most parameters, (all / experts) x experts for the
 /// experts'.
 struct Spread {
   int replicas = 1, shard = 1, tp = 1, experts = 1;

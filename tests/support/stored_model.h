@@ -166,7 +166,7 @@ inline std::string file_of(const std::vector<FileTensor>& tensors, const std::st
 
 constexpr const char* kStoredIndex = "model.safetensors.index.json";
 
-/// As Hugging Face names them.
+/// Returns the name that Hugging Face gives the file.
 inline std::string name_of_file(size_t i, size_t count) {
   char name[64];
   std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, count);

@@ -457,7 +457,7 @@ TEST(TorchChanges, RequiresGradIsNotSwitchedInTheMidstOfAStep) {
     model->head->weight.set_requires_grad(true);
     net_backward(model, 1);
   });
-  // What was frozen when the model was sharded has no memory for gradients.
+  // Parameters that were frozen when the model was sharded have no memory for gradients.
   launch(2, [&](RankContext& rank) {
     Net model;
     copy_weights(*first, *model);

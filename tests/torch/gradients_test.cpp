@@ -49,7 +49,7 @@ void wrap_layers(Field& model, const sherd::DeviceMesh& mesh, const FullyShardOp
 
 torch::Tensor points(int rank, int seed) { return random({5, 2}, 10 * rank + seed); }
 
-// Of WGAN-GP (Gulrajani et al. 2017, arXiv:1704.00028), with three calls of the critic.
+// Loss of WGAN-GP (Gulrajani et al. 2017, arXiv:1704.00028), with three calls of the critic.
 torch::Tensor critic_loss(Field& critic, int rank) {
   const torch::Tensor real = points(rank, 1), fake = points(rank, 2);
   const torch::Tensor between = (0.3 * real + 0.7 * fake).requires_grad_();
@@ -146,7 +146,7 @@ TEST(TorchGradients, OfAModelThatIsOneUnitHaveTheBitsOfPlainLibtorch) {
   Comparison<Field>{critic_loss, [](Field&, const sherd::DeviceMesh&, const FullyShardOptions&) {}}.run();
 }
 
-// What a rank has from grad() is its own: of inputs, of intermediate results, and of parameters as a whole.
+// Results of grad() are the rank's own: of inputs, of intermediate results, and of unsharded parameters.
 TEST(TorchGradients, OfInputsAndParametersHaveTheBitsOfPlainLibtorchAndLeaveTheStepAlone) {
   torch::manual_seed(7);
   const Field first;

@@ -137,8 +137,8 @@ TEST(TorchMeta, ModulesOfLibtorchs) {
   });
 }
 
-// What a program writes itself: with a reset of its own, tied to another module's, frozen; and one that nothing is
-// known of.
+// Modules of the program's own: with a reset of its own, tied to another module's, frozen; and one of an
+// unknown type.
 struct OwnImpl : torch::nn::Module, sherd::torch::Resettable {
   explicit OwnImpl(int64_t n)
       : scale(register_parameter("scale", torch::empty({n}))),

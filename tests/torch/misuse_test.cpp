@@ -29,7 +29,7 @@ void expect_message(const std::vector<std::string>& parts, const std::function<v
   for (auto& part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
 }
 
-// What says that it is a GPU, and is none.
+// A device that reports to be a GPU.
 class NoGpu final : public sherd::Device {
  public:
   sherd::DeviceKind kind() const override { return sherd::DeviceKind::cuda; }
@@ -266,7 +266,7 @@ TEST(TorchMisuse, PartsOfAShardedTree) {
   });
 }
 
-// What people write who come from Python's fully_shard(): each block by itself, then the whole.
+// Usage known from Python's fully_shard(): each block by itself, then the root.
 TEST(TorchMisuse, BlocksShardedOneByOne) {
   launch(2, [](RankContext& rank) {
     torch::manual_seed(7);
@@ -336,7 +336,7 @@ TEST(TorchMisuse, ParametersRegisteredLater) {
   });
 }
 
-// As torch::load() does it.
+// Same as torch::load() does it.
 TEST(TorchMisuse, MemoryThatIsReplaced) {
   alone([](Net& model) {
     Tensor weight = model->head->weight;
@@ -370,7 +370,7 @@ struct OverlappingImpl : torch::nn::Module {
   }
 };
 
-// What is unusual, and right.
+// Unusual, but legal.
 struct UnusualImpl : torch::nn::Module {
   UnusualImpl() {
     const Tensor table = torch::ones({8, 4});

@@ -270,7 +270,7 @@ TEST(TorchModules, ConvolutionsBatchNormSequentialAndAnyModule) {
       .run();
 }
 
-// What the compiler accepts as a result: all tensors in it are found.
+// Results that the compiler accepts: all tensors in them are found.
 struct Opaque {
   Tensor hidden;
 };

@@ -49,7 +49,8 @@ inline torch::Tensor net_loss(Net& model, int number) {
 
 inline void net_backward(Net& model, int number) { net_loss(model, number).backward(); }
 
-/// What plain libtorch has, averaged over ranks that each begin with the weights of `first` and do `pass`.
+/// Returns plain libtorch's gradients, averaged over ranks that each begin with the weights of `first` and do
+/// `pass`.
 inline Values mean_gradients(const Net& first, int ranks, const std::function<void(Net&, int rank)>& pass) {
   at::set_num_threads(1);
   std::vector<Values> each;

@@ -43,7 +43,7 @@ struct KeptTrainer {
   sherd::Optimizer& state;
 };
 
-// What plain libtorch does with the gradients of `ranks` ranks, averaged.
+// Runs plain libtorch with the gradients of `ranks` ranks, averaged.
 template <class Optimizer>
 void step_plain(Net& plain, Optimizer& optimizer, int ranks, int number) {
   const Values mean = mean_gradients(plain, ranks, [&](Net& model, int) { net_backward(model, number); });

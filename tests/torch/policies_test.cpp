@@ -72,7 +72,7 @@ TEST(TorchPolicies, LayersThatCannotBeReplacedSaySo) {
   });
 }
 
-// What the parameters and the activations of a block are while it runs.
+// Dtypes of a block's parameters and activations while it runs.
 struct SeenBlockImpl : nn::Module {
   explicit SeenBlockImpl(int64_t width)
       : norm(register_module("norm", nn::LayerNorm(nn::LayerNormOptions({width})))),

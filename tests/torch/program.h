@@ -34,7 +34,8 @@ class Program {
   virtual std::vector<torch::nn::Module*> networks() = 0;
   /// Notes the units below the networks.
   virtual void wrap(const sherd::DeviceMesh& mesh, const FullyShardOptions& options) = 0;
-  /// Of a rank's batch: its backward has the gradients of network `which`. A step takes the networks in their order.
+  /// Returns the loss of a rank's batch: its backward has the gradients of network `which`. A step takes the
+  /// networks in their order.
   virtual torch::Tensor loss(size_t which, int rank, int step) = 0;
   /// loss() is that of all ranks' batches.
   virtual bool whole_batch() const { return false; }

@@ -100,7 +100,7 @@ std::vector<KindOfModule> kinds_of_modules() {
   };
 }
 
-/// What a program does with a module f in a scope.
+/// Calls of a module f in a scope.
 using Around = std::function<Tensor(const std::function<Tensor(const Tensor&)>& f, const Tensor& x)>;
 
 Tensor plainly(const std::function<Tensor(const Tensor&)>& f, const Tensor& x) { return f(f(x).sin()); }
@@ -194,7 +194,7 @@ TEST(TorchRecomputeBuffers, RowsOfAnEmbeddingAreLimitedOnce) {
   for (size_t i = 0; i < all[0].size(); ++i) EXPECT_TRUE(torch::equal(all[0][i], all[1][i])) << i;
 }
 
-// What is written in a tensor that the function has made is not kept, nor what is beside a written part.
+// Writes to a tensor that the function made are not saved, nor is memory beside a written part.
 TEST(TorchRecomputeBuffers, KeepsWrittenPartsOnly) {
   constexpr int64_t kRow = 1 << 16;
   const Tensor record = torch::zeros({8, kRow}), x = random({kRow}, 1).requires_grad_();
@@ -213,7 +213,7 @@ TEST(TorchRecomputeBuffers, KeepsWrittenPartsOnly) {
   EXPECT_TRUE(torch::equal(record.sum(1) != 0, torch::arange(8) == 3));
 }
 
-// As without recompute().
+// Same as without recompute().
 TEST(TorchRecomputeBuffers, AWriteAfterAUseThatBackwardNeedsIsAnError) {
   const Tensor buffer = torch::ones({3}), x = torch::ones({3}, torch::requires_grad());
   const auto f = [buffer](const Tensor& t) {

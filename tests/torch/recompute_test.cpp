@@ -14,7 +14,7 @@ namespace {
 using sherd::torch::recompute;
 using torch::Tensor;
 
-/// What runs twice.
+/// Parts that run twice.
 enum class Recomputed {
   nothing,
   around_blocks,

@@ -263,7 +263,8 @@ TEST(TorchValues, MixedPrecision) {
       EXPECT_EQ(logits.scalar_type(), torch::kBFloat16);
       logits.to(torch::kFloat).square().mean().backward();
       for (auto& [name, p] : sherd::torch::root_of(*model).named_parameters()) {
-        // Of all ranks: the pieces of the same name differ with the strategy's cut, the whole does not.
+        // Gathered over all ranks: pieces of the same name differ with the strategy's cut, the unsharded
+        // gradient does not.
         const auto mine = sherd::ops::to_floats(rank.device->compute(), p.grad_shard());
         const auto near = part_of(want.at(name), p.shard_range());
         ASSERT_EQ(mine.size(), near.size());

@@ -148,7 +148,7 @@ class Model : public std::enable_shared_from_this<Model> {
   std::weak_ptr<Pass> pass;
   /// Run of autograd that adds to no parameter's gradient.
   std::weak_ptr<Reading> reading;
-  /// Marks of gradients are on: those of parameters that torch::autograd::grad() returns (Reading).
+  /// True once gradients of parameters that torch::autograd::grad() returns are marked (Reading).
   bool marks_gradients = false;
   /// Decision of sherd::torch::route().
   std::optional<Routing> routing;

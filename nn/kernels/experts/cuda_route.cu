@@ -65,7 +65,8 @@ __device__ Shift shift_of(const T* row, int64_t experts, int lane) {
 /// The gate of the first of two experts, from their logits alone: exact also where both probabilities vanish.
 __device__ float first_of_two(float first, float second) { return 1.0f / (1.0f + expf(second - first)); }
 
-/// Turns the chosen logits into normalised gates: gate i is normalised(i) = exp(logit[i] - logit[0]) / total.
+/// Returns the total that turns the chosen logits into normalised gates: gate i is normalised(i) =
+/// exp(logit[i] - logit[0]) / total.
 template <class T>
 __device__ float total_of_chosen(const T* row, int64_t experts, const int32_t* chosen, int64_t k) {
   const auto logit = [&](int32_t e) { return e >= 0 && e < experts ? to_float(row[e]) : NAN; };

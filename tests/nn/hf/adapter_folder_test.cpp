@@ -21,7 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// As peft 0.21 writes it.
+// Returns the file as peft 0.21 writes it.
 json of_peft() {
   return json::parse(R"({
     "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// As published, without what only other programs read.
+/// The published file, without keys that only other programs read.
 json deepseek() {
   return {{"model_type", "deepseek_v3"},
           {"vocab_size", 129280},
@@ -115,7 +115,7 @@ TEST(DeepseekConfig, WhatIsNotComputedIsRefusedByItsKey) {
               HasSubstr("beta_slow"));
 }
 
-// As the classes of transformers: DeepSeek-V3's computes with null as with false, GLM's has no null.
+// Same as the classes of transformers: DeepSeek-V3's computes with null as with false, GLM's has no null.
 TEST(DeepseekConfig, NullsAreFalseWhereTheClassComputesWithThem) {
   const ModelDescription d =
       parsed_deepseek({{"rope_interleave", nullptr}, {"norm_topk_prob", nullptr}}).description;

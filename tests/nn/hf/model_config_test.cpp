@@ -190,7 +190,7 @@ TEST(ModelConfig, BothFormsOfRotarySettings) {
   EXPECT_THAT(rope({{"rope_theta", 0}}), HasSubstr("\"rope_parameters.rope_theta\" is 0"));
 }
 
-// Of every type in both forms; what is absent is what transformers takes.
+// Every type in both forms; absent keys have transformers' defaults.
 TEST(ModelConfig, ScalingsOfAllTypesAreRead) {
   const std::pair<json, RopeScaling> cases[] = {
       {{{"rope_type", "linear"}, {"factor", 2}}, {.type = RopeType::linear, .factor = 2}},

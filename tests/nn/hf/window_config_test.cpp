@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// As published, without what only other programs read.
+/// The published file, without keys that only other programs read.
 json olmo3() {
   return {{"model_type", "olmo3"},
           {"vocab_size", 100278},
@@ -124,7 +124,7 @@ TEST(Olmo3Config, WhatIsWrittenIsReadBack) {
   }
 }
 
-/// As published of 27B, without what only other programs read.
+/// The published file of 27B, without keys that only other programs read.
 json gemma3() {
   return {{"model_type", "gemma3_text"},
           {"vocab_size", 262208},
@@ -157,7 +157,7 @@ TEST(Gemma3Config, IsReadAsPublished) {
   }
 }
 
-// As transformers 5: "type" is not looked at where "rope_type" is missing in "rope_scaling". Inside of
+// Same as transformers 5: "type" is not read where "rope_type" is missing in "rope_scaling". Inside of
 // "rope_parameters" both are.
 TEST(Gemma3Config, TheOldSpellingOfRopeScalingIsOfNoEffectAndNoted) {
   for (const json& of : {gemma3(), olmo3()}) {
@@ -218,7 +218,7 @@ TEST(Gemma3Config, WhatIsWrittenIsReadBack) {
   }
 }
 
-/// As published, without what only other programs read and without the quantisation.
+/// The published file, without keys that only other programs read and without the quantisation.
 json gpt_oss() {
   return {{"model_type", "gpt_oss"},
           {"vocab_size", 201088},

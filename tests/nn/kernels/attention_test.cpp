@@ -21,7 +21,8 @@ struct Case {
   Shape wide() const { return {batch * seq, columns()}; }      // of qkv
   Shape narrow() const { return {batch * seq, heads * dim}; }  // of out
   Shape sums() const { return {batch, heads, seq}; }           // of lse
-  /// How the error of dk and dv grows with the query heads that they are summed over: as a random walk.
+  /// Returns the growth of the error of dk and dv with the query heads that they are summed over: as a random
+  /// walk.
   double growth() const { return std::sqrt(static_cast<double>(heads) / static_cast<double>(key_heads())); }
 };
 
@@ -400,7 +401,8 @@ Floats columns_of(const Floats& v, int64_t columns, int64_t begin, int64_t count
   return some;
 }
 
-// What a query head computes does not depend on who shares its keys: the same bits as with a key head for each.
+// A query head's result does not depend on which heads share its keys: the same bits as with a key head for
+// each.
 TEST(Attention, GroupedQueriesAreThoseOfRepeatedKeys) {
   for (const char* kernels : {kFast, "reference"})
     for (const Case& c : cases()) {
@@ -496,7 +498,7 @@ TEST(Attention, AgreesWithWholeMatricesInDouble) {
       if (c.seq == 0 || c.seq > (kEmulated ? 70 : 150) || c.batch > 3 || c.dim > 128 || c.spread != 1)
         continue;
       Lab lab(kernels);
-      // What bf16 holds of the samples, so that only the arithmetic differs.
+      // Samples rounded to bf16, so that only the arithmetic differs.
       const Floats qkv = lab.floats(lab.random(c.wide(), 1, c.dtype)),
                    dout = lab.floats(lab.random(c.narrow(), 2, c.dtype));
       const Results got = both_passes(lab, c, qkv, dout);

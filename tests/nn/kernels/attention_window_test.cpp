@@ -71,7 +71,7 @@ TEST(AttentionWindow, BothPassesMatchReference) {
                              name(c) + " lse");
     expect_same_as_reference([&](Lab& lab) { return passes(lab, c, values_of(c)).max_logits; }, 1e-5,
                              name(c) + " max_logits");
-    // Of bf16 the two forwards differ as well, by which the sums of dout * out do: twice the bound.
+    // In bf16 the two forwards also differ, and so do the sums of dout * out: 2x the bound.
     expect_same_as_reference([&](Lab& lab) { return passes(lab, c, values_of(c)).dqkv; },
                              growth * (f32 ? 2e-5 : (rounds ? 7.0 : 2) * epsilon(c.dtype)),
                              name(c) + " dqkv");

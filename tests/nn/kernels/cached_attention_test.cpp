@@ -42,8 +42,8 @@ std::vector<CachedCase> cached_cases() {
   return all;
 }
 
-/// Of c's keys, rows of a packed qkv whose last `rows` are new: the output, with whatever behind the keys in
-/// the cache.
+/// Returns the output of c's keys, rows of a packed qkv whose last `rows` are new; `behind` fills the cache
+/// behind the keys.
 Floats attend(Lab& lab, const CachedCase& c, const Floats& qkv, float behind = 7) {
   const int64_t capacity = c.keys() + 3, wide = c.kv_heads * c.dim;
   Floats k(static_cast<size_t>(capacity * wide), behind), v = k;

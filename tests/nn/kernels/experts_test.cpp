@@ -144,7 +144,7 @@ TEST(RouteTopK, PaddingIsNotCountedAndHasNoBalancingGradient) {
       for (const int64_t r : counted)
         for (int64_t i = 0; i < k; ++i)
           ++want[static_cast<size_t>(kExperts + chosen[static_cast<size_t>(r * k + i)])];
-      // Of the second of two layers; the first one's are others.
+      // Counts of the second of two layers; the first one's are different.
       const Tensor counts = lab.empty({2, kExperts}, DType::i32);
       ops::fill(lab.s, counts, 0);
       ops::count_choices(lab.s, counts.rows(1, 2).view({kExperts}), indices, places);

@@ -68,7 +68,7 @@ TEST(CrossEntropy, LongRowsMatchReference) {
   }
 }
 
-// Of rows that are learned, the bits are those without a mask.
+// Learned rows have the same bits as without a mask.
 TEST(CrossEntropy, RowsThatAreNotLearnedHaveNeitherLossNorGradient) {
   for (const char* kernels : {kFast, "reference"})
     for (DType t : {DType::f32, DType::bf16})
@@ -107,7 +107,7 @@ TEST(CrossEntropy, WithoutARowThatIsLearnedEverythingIsZero) {
   }
 }
 
-// Where a device's exponential has no numbers below 2^-126, it gives zeros.
+// A device whose exponential has no numbers below 2^-126 gives zeros.
 TEST(CrossEntropy, ProbabilitiesWithoutANormalNumberAreWithinTheSmallest) {
   const int64_t vocab = 96;
   Floats logits(static_cast<size_t>(vocab));
@@ -144,7 +144,7 @@ TEST(CrossEntropy, UnalignedRowsHaveTheBitsOfAlignedOnes) {
   }
 }
 
-// Of a matrix whose rows have room behind (or before) them, as a head's logits do.
+// Columns of a matrix whose rows have room behind (or before) them, as a head's logits do.
 TEST(CrossEntropy, ColumnsHaveTheBitsOfAMatrixAndTheirNeighboursStay) {
   for (const char* kernels : {kFast, "reference"})
     for (DType t : {DType::f32, DType::bf16})

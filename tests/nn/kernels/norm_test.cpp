@@ -77,7 +77,8 @@ TEST(RmsNorm, BackwardMayOverwriteItsInput) {
   }
 }
 
-/// Whether backward with an addend, elsewhere or in place, has the bits of backward and ops::add(): backward(dx, dw, addend).
+/// Expects that backward with an addend, elsewhere or in place, has the bits of backward and ops::add():
+/// backward(dx, dw, addend).
 template <class F>
 void expect_added(Lab& lab, int64_t rows, int64_t cols, DType t, bool shifted, F backward) {
   Tensor addend = lab.random({rows, cols}, 5, t), dx = lab.empty({rows, cols}, t);
@@ -133,7 +134,7 @@ TEST(RmsNorm, ReferenceBackwardIsTheGradient) {
   expect_gradient(w, dw, loss, 1e-7);
 }
 
-/// As both_ways(), by columns in `parts` equal parts whose sums are added.
+/// Same as both_ways(), by columns in `parts` equal parts whose sums are added.
 Floats in_parts(Lab& lab, int64_t rows, int64_t cols, DType t, int64_t parts) {
   const int64_t width = cols / parts;
   const Tensor y = lab.empty({rows, cols}, t), dx = lab.empty({rows, cols}, t);

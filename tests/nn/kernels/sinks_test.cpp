@@ -50,7 +50,7 @@ TEST(Sinks, BothPassesMatchReference) {
         "seq " + std::to_string(c.seq) + " dim " + std::to_string(c.dim) + " " + name_of(c.dtype));
 }
 
-// Of one head of width 2 with two positions: a third key whose score is the sink, and whose value is 0.
+// One head of width 2 with two positions: a third key whose score is the sink, and whose value is 0.
 TEST(Sinks, AreOneMoreKeyWhoseValueIsZero) {
   for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
@@ -73,7 +73,7 @@ TEST(Sinks, AreOneMoreKeyWhoseValueIsZero) {
   }
 }
 
-// Of packed heads, all in f64: the sum of dout * out, with a sink in each softmax.
+// Loss of packed heads, all in f64: the sum of dout * out, with a sink in each softmax.
 double loss_with_sinks(const std::vector<double>& qkv, const std::vector<double>& dout,
                        const std::vector<double>& sinks, int64_t seq, int64_t dim) {
   const auto heads = static_cast<int64_t>(sinks.size());

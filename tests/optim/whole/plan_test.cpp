@@ -286,7 +286,7 @@ class InverseWork : public MatrixWork {
 };
 
 TEST(Plan, AnotherOptimizerBalancesItsOwnCost) {
-  // By Muon's cost the long matrix is the most expensive one; by that of an inverse the square ones are.
+  // The long matrix is the most expensive one by Muon's cost; the square ones are by that of an inverse.
   const Model model({{{"long", {4096, 16}}, {"a", {64, 64}}, {"b", {64, 64}}}}, 2, LayoutPolicy::even_rows);
   const InverseWork work;
   const MatrixPlan plan = make_plan(model.matrices, 2, 1, work, {.allow_inexact = true});

@@ -169,7 +169,8 @@ TEST(WholeMatrices, WhatDoesNotFitIsRefused) {
               HasSubstr("Whole: momentum 2 must lie in [0, 1); transient_bytes -1"));
 }
 
-/// What each rank's training ends with; "" if it does not. `weights` are those of `wide` after each step.
+/// Returns the error that ends each rank's training; "" without one. `weights` are those of `wide` after each
+/// step.
 std::vector<std::string> endings(Fault fault, bool has_state,
                                  std::vector<std::vector<float>>* weights = nullptr, int bad_gradient = -1) {
   std::vector<std::string> said(3);

@@ -42,7 +42,7 @@ endfunction()
 
 include(${PORT_FOLDER}/portfile.cmake)
 
-# What vcpkg checks afterwards.
+# Checks that vcpkg makes afterwards.
 foreach(forbidden debug/include include/sherd/detail lib/cmake)
   if(EXISTS ${CURRENT_PACKAGES_DIR}/${forbidden})
     message(FATAL_ERROR "the port leaves ${forbidden} in its package")

@@ -31,7 +31,7 @@ struct ReplicaArrangement {
   LayoutPolicy layout = LayoutPolicy::ragged;
 };
 
-// Of four ranks.
+// Arrangements of four ranks.
 const ReplicaArrangement kArrangements[] = {
     {Strategy::no_shard, 4, 4},
     {Strategy::optim, 4, 1},
@@ -101,7 +101,7 @@ struct Trained {
   std::optional<Optimizer> optimizer;
 };
 
-/// What this rank holds, by what the check calls it: the parameter, the memory, and by how many ranks it is held.
+/// Memory of this rank under the check's names: the parameter, the memory, and its number of holders.
 struct Memory {
   std::string what, parameter;
   Tensor values;

@@ -186,7 +186,7 @@ TEST(ReplicaCheck, RanksThatHoldTheSameAgreeWhileTheyTrain) {
   }
 }
 
-/// What the check says on every rank after a bit of a parameter's weights was flipped on rank `on`.
+/// Returns the check's result on every rank after a bit of a parameter's weights was flipped on rank `on`.
 std::vector<ReplicaCheck> flipped(const Arrangement& a, int on, const char* name) {
   std::vector<ReplicaCheck> said(4);
   launch(4, {.device = {.threads = 1}}, [&](RankContext& r) {

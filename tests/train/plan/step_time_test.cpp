@@ -129,7 +129,7 @@ TEST(HardwareProfiles, HavePeaksByDtype) {
   EXPECT_EQ(hardware_profile("cpu").dense_peak(DType::f32), std::nullopt);
 }
 
-// What --measure wrote before it knew peaks is the rate of products that it measured.
+// Files of --measure from before it stored peaks hold the measured rate of products.
 TEST(HardwareProfiles, EarlierMeasuredFilesHaveNoPeak) {
   HardwareProfile p = hardware_profile("h100");
   const auto earlier = [&] {

@@ -164,8 +164,8 @@ TEST(Metrics, AFileBelongsToOneRun) {
   const MetricsWriter next(path, "{}");
 }
 
-// As rank 0 of a start that is suspended, or on a host that is cut off: it holds the file and may resume at
-// any time.
+// Rank 0 of a start that is suspended, or on a host that is cut off: it holds the file and may resume at any
+// time.
 TEST(Metrics, ALaterStartOfTheSameRunTakesTheFileAndTheEarlierOneWritesThereNoMore) {
   const auto start = [](const std::string& run, uint64_t number) {
     LockHolder holder;

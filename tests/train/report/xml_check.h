@@ -8,7 +8,7 @@
 
 namespace sherd::test {
 
-/// What is wrong first; empty when nothing is.
+/// Returns the first problem; empty without one.
 inline std::string xml_problem(const std::string& xml) {
   std::vector<std::string> open;
   size_t at = 0, elements = 0;

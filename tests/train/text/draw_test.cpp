@@ -70,7 +70,7 @@ TEST(Draw, TopPAndTopKLeaveOutTheRest) {
   EXPECT_EQ(kept({.temperature = 1, .top_p = 0.7f, .top_k = 3}), "13");  // 4/9 and 3/9 of what is left
   const std::vector<double> two = frequencies(logits, {.temperature = 1, .top_k = 2}, 20000);
   EXPECT_NEAR(two[1], 4.0 / 7, 4 * std::sqrt(0.25 / 20000));
-  // Of equal ones the first.
+  // The first of equal ones.
   EXPECT_EQ(frequencies({1, 1, 1}, {.temperature = 1, .top_k = 2}, 100)[2], 0);
 }
 
@@ -85,7 +85,7 @@ TEST(Draw, IsAPureFunctionOfSeedAndPosition) {
   EXPECT_NE(drawn(1), drawn(2));
 }
 
-// What the byte model's samples were drawn by before there were options.
+// The byte model's samples were drawn like this before there were options.
 TEST(Draw, DefaultsKeepTheBitsOfOlderSamples) {
   std::mt19937 engine(3);
   std::normal_distribution<float> normal(0, 2);
