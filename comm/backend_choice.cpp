@@ -110,8 +110,7 @@ BackendChoice choose_backend(const BackendSituation& situation, const Environmen
   const JobHint torch_or_other = job_in_environment(get);
   if (!torch_or_other.present) return {BackendKind::local, "no launcher's variables are set"};
   if (const std::string wrong = disagreement(joining, get); !wrong.empty()) throw InvalidArgument(wrong);
-  if (torch_or_other.processes == 0)
-    static_cast<void>(from_environment(get));  // throws the reason
+  if (torch_or_other.processes == 0) static_cast<void>(from_environment(get));  // throws the reason
   const OuterJob outer = job_beside_torchrun(get);
   const JobHint& job = joining == BackendKind::mpi && outer.serves_mpi ? outer.hint : torch_or_other;
   const std::string reason = fmt::format("{} is {}", job.variable, job.processes);

@@ -37,7 +37,7 @@ int device_after(F f) {
   return device;
 }
 
-TEST(CudaThreads, WhoAsksAnEventSelectsItsDevice) {
+TEST(CudaThreads, UsingAnEventSelectsItsDevice) {
   const auto device = make_cuda_device({.label = "rank 3", .ordinal = 3});
   Stream& s = device->compute();
   const Tensor t = Tensor::empty(*device, {4}, DType::f32, "test");
@@ -57,7 +57,7 @@ TEST(CudaThreads, WhoAsksAnEventSelectsItsDevice) {
   EXPECT_EQ(device_after([&] { stamp->synchronize(); }), 3);
 }
 
-TEST(CudaMemory, TheDeviceTellsHowMuchItHas) {
+TEST(CudaMemory, TheDeviceReportsItsSize) {
   EXPECT_EQ(make_cuda_device({.label = "rank 0", .memory_limit = 1 << 20})->total_memory(),
             cuda_host::kDeviceBytes);
   EXPECT_EQ(make_cpu_device()->total_memory(), 0);
@@ -82,7 +82,7 @@ TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
             "ranks share GPUs, or at most 8 ranks");
 }
 
-TEST(CudaDevice, TheKernelOfAnotherChipIsReplacedAndSaysSo) {
+TEST(CudaDevice, TheKernelOfAnotherChipIsReplacedAndReported) {
   for (const auto& [capability, text] : std::initializer_list<std::pair<const char*, const char*>>{
            {"80", "8.0"}, {"100", "10.0"}, {"120", "12.0"}}) {
     setenv("SHERD_HOST_CUDA_CAPABILITY", capability, 1);
@@ -247,7 +247,7 @@ TEST(CudaQueues, TheSecondStepOfSoapIsIssuedInOrder) {
   EXPECT_GT(solved(), none);
 }
 
-TEST(CudaQueues, AskedForOrderFailuresComeBackAsEver) {
+TEST(CudaQueues, InOrderFailuresAreThrownAsUsual) {
   const auto device = make_cuda_device();
   device->issue_in_order(true);
   device->compute().submit("broken", [](ExecutionContext&) { throw InvalidArgument("on purpose"); });
@@ -270,7 +270,7 @@ TEST(CudaQueues, TakeNoMoreWorkThanTheOptionSays) {
 }
 
 // Also of a stream without recorded events.
-TEST(CudaQueues, TellHowFarTheDeviceIs) {
+TEST(CudaQueues, ReportTheProgressOfTheDevice) {
   const auto device = make_cuda_device();
   const auto side = device->make_stream("side");
   const Tensor t = Tensor::empty(*device, {4}, DType::f32, "test");

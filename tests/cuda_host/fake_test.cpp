@@ -92,7 +92,7 @@ TEST_F(Fake, DevicesComeFromTheEnvironment) {
   cudaGetLastError();
 }
 
-TEST_F(Fake, CallsFailWhenToldTo) {
+TEST_F(Fake, CallsFailOnRequest) {
   cuda_host::reset_calls();
   cuda_host::fail_call("cudaMalloc", 2, cudaErrorLaunchFailure);
   void *a = nullptr, *b = nullptr;
@@ -210,7 +210,7 @@ TEST_F(Blas, Epilogues) {
     }
 }
 
-TEST_F(Blas, PointersMustBeAsAlignedAsTheSearchWasTold) {
+TEST_F(Blas, PointersMustHaveTheAlignmentOfTheSearch) {
   alignas(256) static float x[64], out[64];
   ASSERT_EQ(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), CUBLAS_STATUS_SUCCESS);
   for (cublasLtMatrixLayout_t* l : {&a, &b, &d})

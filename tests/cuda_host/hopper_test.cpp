@@ -60,7 +60,7 @@ unsigned char* aligned_shared() {
   return memory + (1024 - hopper::shared_address(memory) % 1024) % 1024;
 }
 
-TEST(Hopper, BoxesLieInRowsOf128BytesSwizzled) {
+TEST(Hopper, BoxesAreStoredInRowsOf128BytesSwizzled) {
   const Matrix m(2, 70, 40, 3);  // narrower than a box, and 70 rows in boxes of 64
   const CUtensorMap map = map_of(m, 2, kRows);
   std::vector<float> got(kRows * kWide);

@@ -61,14 +61,14 @@ TEST_P(NcclTrainingInBits, CallsAreComparedAndBuffersRegistered) {
               train_nccl(flags));
 }
 
-TEST_P(NcclTrainingInBits, BuffersLieInSymmetricWindows) {
+TEST_P(NcclTrainingInBits, BuffersAreInSymmetricWindows) {
   for (const Flags& way : ways()) {
     const Flags flags = Flags{"--optimizer", GetParam()} + way + kNccl;
     EXPECT_TRUE(train_nccl(flags + Flags{"--nccl-windows"}) == train_nccl(flags)) << show(flags);
   }
 }
 
-TEST_P(NcclTraining, SavesAndGoesOnInTheSameBits) {
+TEST_P(NcclTraining, SavesAndResumesInTheSameBits) {
   const Flags flags = Flags{"--optimizer", GetParam()} + kNccl;
   const auto folder = scratch(std::string("nccl_saved_") + GetParam());
   const Outcome whole =

@@ -128,7 +128,7 @@ TEST(Products, NeitherBatchNorPaddingMatters) {
     }
 }
 
-TEST(Products, MirrorTouchesOnlyWhatLiesAbove) {
+TEST(Products, MirrorWritesOnlyAboveTheDiagonal) {
   CudaLab lab;
   for (DType type : {DType::f32, DType::f16, DType::bf16})
     for (int64_t n : {1, 2, 63, 64, 65, 130}) {
@@ -420,7 +420,7 @@ TEST(Polar, AStreamHasOneDeterministicHandle) {
     EXPECT_EQ(cuda_host::calls()[once], 1) << once;
 }
 
-TEST(Polar, NoConvergenceGivesZerosAndSaysSo) {
+TEST(Polar, NoConvergenceGivesZerosAndIsReported) {
   CudaLab lab;
   const Tensor in = lab.random({3, 4, 6}, 1), out = lab.full({3, 4, 6}, NAN),
                status = lab.ints({3}, {-1, -1, -1});

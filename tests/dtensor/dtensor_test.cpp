@@ -41,7 +41,7 @@ TEST(DTensor, TheInnermostMeshDimensionCutsFirst) {
   });
 }
 
-TEST(DTensor, AnEmptyPieceOfAPieceLiesAtTheEndOfTheTensor) {
+TEST(DTensor, AnEmptyPieceOfAPieceIsAtTheEndOfTheTensor) {
   launch(6, [](RankContext& rank) {
     const DeviceMesh mesh(rank.world, {{"outer", 3}, {"inner", 2}});
     const bool empty = mesh.coordinate("outer") == 2;  // both inner pieces have 2 rows

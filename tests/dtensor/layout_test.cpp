@@ -216,7 +216,7 @@ TEST(Layout, TheExampleOfTheHeaderIsSo) {
   EXPECT_EQ(places(whole), (Places{{768, 0, 16, 0}, {384, 0, 384, 0}, {0, 0, 384, 0}}));
 }
 
-TEST(Layout, FingerprintsTellLayoutsApart) {
+TEST(Layout, FingerprintsDifferBetweenLayouts) {
   const Params base = {{"a", {30, 7}, kRow}, {"b", {11}, kElement}};
   std::vector<uint64_t> prints = {ShardLayout::make(base, 4).fingerprint()};
   const auto add = [&](int world, const std::function<void(Params&, LayoutOptions&)>& change) {

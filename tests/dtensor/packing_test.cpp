@@ -64,7 +64,7 @@ TEST(Packing, SizeMatchGivesEqualOnesInRoundsAndFillsWithSmallerOnes) {
   EXPECT_EQ(packed.slice, 1152);
 }
 
-TEST(Packing, LptTakesTheDearestFirstAndLooksAtAccumulatedCost) {
+TEST(Packing, LptPlacesTheMostExpensiveFirstByAccumulatedCost) {
   // Costs 9, 8, 4, 3, 3 of equal sizes; rank 1 starts with cost 10. 1.3 * 5 / 2 leaves room for three on a
   // rank.
   const std::vector<PackItem> items = {{64, 3}, {64, 9}, {64, 4}, {64, 8}, {64, 3}};
@@ -148,7 +148,7 @@ TEST(WholeParam, DefaultCostsAreNewtonSchulzOfMatricesAndElementsOfTheRest) {
   EXPECT_EQ(packing_cost({"m", {3, 5}, CutClass::row, 2.5}), 2.5);
 }
 
-TEST(WholeParam, LiesOnOneRankContiguousInBothBuffers) {
+TEST(WholeParam, IsStoredOnOneRankContiguousInBothBuffers) {
   LayoutOptions options;
   options.policy = LayoutPolicy::whole_param;
   const auto l = ShardLayout::make(

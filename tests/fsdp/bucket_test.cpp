@@ -309,7 +309,7 @@ TEST(Bucket, HeldGradientsAreThoseOfTheFamilyThatSumsFirst) {
   }
 }
 
-TEST(Bucket, GradientsThatAreGivenUpLeaveNoTrace) {
+TEST(Bucket, DroppedGradientsLeaveNoTrace) {
   for (const Strategy s : kBucketed) {
     for (const int64_t size : {0, 1}) {
       launch(3, [&](RankContext& r) {

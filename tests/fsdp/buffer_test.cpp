@@ -126,7 +126,7 @@ TEST(Buffers, WhatCannotBeIsRefusedWithTheName) {
   });
 }
 
-TEST(Buffers, RanksThatDescribeThemOtherwiseAreTold) {
+TEST(Buffers, DifferentDescriptionsOfRanksAreReported) {
   for (const bool of_persistence : {false, true}) {
     std::mutex mutex;
     std::vector<std::string> texts;

@@ -171,7 +171,7 @@ TEST(Exception, AfterAResetCollectivesAndPrefetchAreThoseOfEveryStep) {
   });
 }
 
-TEST(Exception, CaughtByTheModuleAroundItGoesOnWithoutReset) {
+TEST(Exception, CaughtByTheEnclosingModuleContinuesWithoutReset) {
   // Tries its link with an exception first, then again.
   struct Retrying : nn::Module<Retrying> {
     explicit Retrying(Chain& points) : link(points), chain(points) {

@@ -173,7 +173,7 @@ TEST(Gradient, TheSameWhenTheWireIsNarrowOrTheReductionWaitedFor) {
   }
 }
 
-TEST(Gradient, TheFirstWriterIsToldToOverwriteAndNothingIsWrittenBefore) {
+TEST(Gradient, TheFirstWriterOverwritesAndNothingIsWrittenBefore) {
   for (const int ranks : {1, 2}) {
     for (const Strategy s : kEveryStrategy) {
       launch(ranks, [&](RankContext& r) {

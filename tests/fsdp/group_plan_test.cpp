@@ -402,7 +402,7 @@ TEST(GroupPlan, KindsDtypesAndIgnoredParametersHaveGroupsOfTheirOwn) {
                                       "f32, frozen: frozen", "f32, whole matrices, ignored: ignored"));
 }
 
-TEST(GroupPlan, BuffersSayWhatTheyAreForAndWhichSlotTheyShare) {
+TEST(GroupPlan, BuffersNameTheirUseAndTheirSharedSlot) {
   const TableModel m = models().front();
   const ModelPlan plan = plan_model(describe(m, 0), m.options);
   const UnitPlan& block = plan.units[0];

@@ -24,7 +24,7 @@ struct Borrowing : nn::Module<Borrowing> {
   }
 };
 
-TEST(Lifetime, PartsThatOutliveTheRootSaySoAndMayBeWrappedAgain) {
+TEST(Lifetime, PartsThatOutliveTheRootThrowAndMayBeWrappedAgain) {
   for (Strategy s : kEveryStrategy) {
     launch(2, [&](RankContext& r) {
       const DeviceMesh mesh(r.world, {{"shard", 2}});
@@ -78,7 +78,7 @@ TEST(Lifetime, AModelThatEndsBeforeItsOptimizerIsNamedByTheNextStep) {
   });
 }
 
-TEST(Lifetime, AChildThatEndsBeforeItsRootIsNoPartOfItAnyMore) {
+TEST(Lifetime, AChildThatEndsBeforeItsRootLeavesIt) {
   launch(1, [](RankContext& r) {
     auto block = std::make_unique<ToyBlock>(12, 20);
     Borrowing model(*block);

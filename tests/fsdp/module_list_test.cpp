@@ -68,7 +68,7 @@ TEST(ModuleList, IsAListOfUnits) {
   });
 }
 
-TEST(ModuleList, AnEmptyOneIsNoUnit) {
+TEST(ModuleList, AnEmptyOneIsNotAUnit) {
   launch(1, [](RankContext& r) {
     Net net(0);
     const DeviceMesh mesh(r.world, {{"shard", 1}});

@@ -112,7 +112,7 @@ TEST(PrefetchOrder, NestedUnitsGoForwardByTheirBeginAndBackwardByTheirEnd) {
   EXPECT_THAT(run(), ElementsAre(Units{1}, Units{0}, Units{}, Units{1}, Units{0}, Units{}));
 }
 
-TEST(PrefetchOrder, ABackwardGoesOnBehindTheUnitsThatItSkipsAndPredictsNothingForStrangers) {
+TEST(PrefetchOrder, ABackwardContinuesBehindSkippedUnitsAndPredictsNothingForUnknownOnes) {
   PrefetchOrder order(4, 1);
   forward(order, {0, 1, 2});
   order.begin_backward(order.root());
@@ -126,7 +126,7 @@ TEST(PrefetchOrder, ABackwardGoesOnBehindTheUnitsThatItSkipsAndPredictsNothingFo
   EXPECT_EQ(order.due(3), 0);
 }
 
-TEST(PrefetchOrder, AForwardOutsideOfTheRootsIsNoPartOfTheOrder) {
+TEST(PrefetchOrder, AForwardOutsideOfTheRootsIsNotInTheOrder) {
   PrefetchOrder order(2, 1);
   pass(order, {0, 1});
   EXPECT_THAT(order.begin_forward(1, ForwardKind::recorded), IsEmpty());
@@ -216,7 +216,7 @@ TEST(PrefetchOrder, AnExceptionInAForwardBreaksTheStepOnceItHasLeftTheModel) {
   EXPECT_FALSE(order.broken()->backward);
 }
 
-TEST(PrefetchOrder, AnExceptionThatWasCaughtInsideIsForgotten) {
+TEST(PrefetchOrder, AnExceptionThatWasCaughtInsideLeavesNoTrace) {
   PrefetchOrder order(2, 1);
   order.begin_forward(order.root(), ForwardKind::recorded);
   order.begin_forward(0, ForwardKind::recorded);

@@ -48,7 +48,7 @@ TEST(RanksApart, EqualUnitsUsedInDifferentOrderAreNamedBoth) {
   }
 }
 
-TEST(RanksApart, TheDigestOfCallsTellsTheOrderOfUnits) {
+TEST(RanksApart, TheDigestOfCallsDependsOnTheOrderOfUnits) {
   const auto digest = [](bool swapped) {
     std::vector<uint64_t> digests(2);
     launch(2, [&](RankContext& r) {
@@ -258,7 +258,7 @@ TEST(RanksApart, AStepThatFailedOnOneRankIsDoneAgainAfterRecovery) {
   }
 }
 
-TEST(RanksApart, MixedWeightsStaySoUntilAllAreWrittenAnew) {
+TEST(RanksApart, MixedWeightsStaySoUntilAllAreRewritten) {
   launch(2, [&](RankContext& r) {
     Rig rig(r, {});
     const auto gradients = [&] {

@@ -141,7 +141,7 @@ TEST(Runtime, TheFirstStepAloneIsIssuedInOrder) {
   });
 }
 
-TEST(Runtime, StepTellsWhenAStepBegins) {
+TEST(Runtime, StepChangesWhenAStepBegins) {
   launch(2, [](RankContext& r) {
     Rig rig(r, {});
     ShardRuntime& runtime = runtime_of(rig.model);

@@ -76,7 +76,7 @@ TEST_F(SlotPoolTest, AUnitAlwaysHasTheSameAddress) {
   EXPECT_EQ(bytes(), 4 * (64 + 96));
 }
 
-TEST_F(SlotPoolTest, TheNextHoldersStreamWaitsForWhatTheLastOneSaid) {
+TEST_F(SlotPoolTest, TheNextHoldersStreamWaitsForThePreviousOnesEvent) {
   auto stream = device->make_stream("test");
   std::promise<void> promise;
   compute.submit("gate", [f = promise.get_future().share()](ExecutionContext&) { f.wait(); });
@@ -104,7 +104,7 @@ TEST_F(SlotPoolTest, ALeaseThatIsDroppedEndsBehindTheComputeStream) {
   begun.synchronize();
 }
 
-TEST_F(SlotPoolTest, WhoeverHoldsTheSlotIdlyIsAskedToGiveItBack) {
+TEST_F(SlotPoolTest, AnIdleHolderIsAskedToReleaseItsSlot) {
   SlotPool::Lease idle = pool.acquire(0, compute);
   std::vector<int> asked;
   pool.set_give_back([&](int holder) {

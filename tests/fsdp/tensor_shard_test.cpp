@@ -87,7 +87,7 @@ TEST(TensorShardMap, TheExampleOfTheHeaderIsSo) {
   EXPECT_EQ(rows(head_blocks(3, 2)), (Rows{{6, 6}}));
 }
 
-TEST(TensorShardMap, RunsAndBoxesAreWhatBruteForceSaysForEveryInterval) {
+TEST(TensorShardMap, RunsAndBoxesEqualBruteForceForEveryInterval) {
   for (const ShardCase& c : shard_cases()) {
     std::vector<int> covered(static_cast<size_t>(numel_of(c.local) * c.parts), 0);
     for (int index = 0; index < c.parts; ++index) {
@@ -204,7 +204,7 @@ TEST(TensorShardCheck, RanksThatCutDifferentlyAreFound) {
                ShapeMismatch);
 }
 
-TEST(TensorShardCheck, BlocksDealtOutOnSomeRanksOnlyAreFound) {
+TEST(TensorShardCheck, DealtBlocksOnSomeRanksOnlyAreFound) {
   EXPECT_THROW(launch(2,
                       [](RankContext& r) {
                         ToyModel model(8, 8, 1);

@@ -69,7 +69,7 @@ TEST(WeightsChange, LeavesTheModelUsableAlsoWhenAnExceptionEndsIt) {
   }
 }
 
-TEST(WeightsChange, MakesTheModelsCopiesAnewEitherWay) {
+TEST(WeightsChange, RewritesTheModelsCopiesEitherWay) {
   for (const Strategy s : kEveryStrategy) {
     launch(2, [&](RankContext& r) {
       ChainRig rig(r, {.strategy = s, .compute_dtype = DType::bf16});

@@ -204,7 +204,7 @@ class TwoBlocks final : public MemorySource {
   int64_t done_ = 0;
 };
 
-TEST(Allocator, TellsWhoListensBeforeABlockGoesBack) {
+TEST(Allocator, NotifiesListenersBeforeABlockIsReturned) {
   std::vector<std::string> log;
   {
     Allocator a("rank 0", 0, std::make_unique<TwoBlocks>(log));
@@ -313,7 +313,7 @@ TEST(Allocator, CountsBytesByClass) {
 }
 
 // One name may serve two purposes: the lines of the table are of a name and a class.
-TEST(Allocator, TheTableTellsClassesOfOneNameApart) {
+TEST(Allocator, TheTableSeparatesClassesOfOneName) {
   Allocator a("rank 0");
   void* p = a.allocate(256, MemoryClass::message, "x");
   void* q = a.allocate(128, MemoryClass::scratch, "x");

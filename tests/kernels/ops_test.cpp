@@ -43,7 +43,7 @@ TEST(Ops, CopyFromHostTakesTheBytesAtOnce) {
   EXPECT_THROW(ops::copy_from_host(lab.s, t, host.data(), 4), ShapeMismatch);
 }
 
-TEST(Ops, ClosuresHoldNoTensorAlive) {
+TEST(Ops, ClosuresKeepNoTensor) {
   Lab lab;
   Tensor t = lab.random({1000}, 1);
   lab.s.synchronize();

@@ -194,7 +194,7 @@ TEST(Orthogonalize, StatusAndZeros) {
   }
 }
 
-TEST(Orthogonalize, AnIterationThatOverflowsGivesZerosAndSaysSo) {
+TEST(Orthogonalize, AnIterationThatOverflowsGivesZerosAndIsReported) {
   const std::vector<Coefficients> explosive = {{1e30f, 0, 0}, {1e30f, 0, 0}};
   for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);

@@ -124,7 +124,7 @@ TEST(RandomBounded, HasTheMomentsOfItsDistribution) {
   EXPECT_NEAR(variance2, want2, 4 * std::sqrt(4 * want2 / double(n)));
 }
 
-TEST(RandomBounded, ValuesLieWithinTheBounds) {
+TEST(RandomBounded, ValuesAreWithinTheBounds) {
   Lab lab;
   for (const float x : uniform(lab, 0, 10000, 0.25f, 0.25f)) EXPECT_EQ(x, 0.25f);
   const auto inside = [](const Floats& values, float low, float high) {

@@ -132,7 +132,7 @@ TEST_F(StreamTest, AFailureIsThrownByTheNextCall) {
   other->synchronize();
 }
 
-TEST_F(StreamTest, AFailureNobodyHasHeardOfIsThrownByCompute) {
+TEST_F(StreamTest, AnUnreportedFailureIsThrownByCompute) {
   {
     auto other = device->make_stream("copies");
     auto third = device->make_stream("third");
@@ -152,7 +152,7 @@ TEST_F(StreamTest, AFailureNobodyHasHeardOfIsThrownByCompute) {
   s.synchronize();
 }
 
-TEST(CpuDevice, TellsOfAFailureThatNobodyAskedFor) {
+TEST(CpuDevice, ReportsAFailureWithoutALaterWait) {
   testing::internal::CaptureStderr();
   {
     auto device = make_cpu_device();

@@ -45,7 +45,7 @@ TEST_F(TensorTest, RejectsWhatDoesNotFit) {
   EXPECT_THROW(Tensor().device(), InvalidArgument);
 }
 
-TEST_F(TensorTest, MemoryLivesAsLongAsAnyView) {
+TEST_F(TensorTest, MemoryLastsAsLongAsAnyView) {
   EXPECT_EQ(device->allocator().live_bytes("t"), 128);
   Tensor part = t.rows(1, 2);
   t = Tensor();

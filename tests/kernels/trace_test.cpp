@@ -82,7 +82,7 @@ TEST_F(TraceTest, OverlappingWorkOfTwoStreamsIntersects) {
   EXPECT_LT(std::max(a[0].begin, b[0].begin), std::min(a[0].end, b[0].end));
 }
 
-TEST_F(TraceTest, WaitingForAnEventIsNoWork) {
+TEST_F(TraceTest, WaitingForAnEventIsNotWork) {
   start();
   const auto side = device->make_stream("side");
   s.submit("sleep", [](ExecutionContext&) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); });

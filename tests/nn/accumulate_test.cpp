@@ -70,7 +70,7 @@ TEST(Accumulate, UnitsThatSomeMicrobatchesLeaveOutAreReducedAllTheSame) {
   }
 }
 
-TEST(Accumulate, AStepThatIsGivenUpWithHeldGradientsLeavesNoneBehind) {
+TEST(Accumulate, ADroppedStepWithHeldGradientsLeavesNone) {
   const Step step = [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
     {
       const Accumulate scope(net, GradientSync::last);
@@ -87,7 +87,7 @@ TEST(Accumulate, AStepThatIsGivenUpWithHeldGradientsLeavesNoneBehind) {
     EXPECT_EQ(train(3, {.strategy = s}, {}, step).weights, train(3, {.strategy = s}, {}, plain_step).weights);
 }
 
-TEST(Accumulate, ZeroGradGivesUpWhatIsHeld) {
+TEST(Accumulate, ZeroGradDropsHeldGradients) {
   const Step step = [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
     {
       const Accumulate scope(net, GradientSync::last);

@@ -139,7 +139,7 @@ TEST(Dropout, EvaluationAndPZeroLeaveTheValueAlone) {
   tape.clear();
 }
 
-TEST(Dropout, RefusesWhatIsNoProbabilityOrRow) {
+TEST(Dropout, RefusesInvalidProbabilitiesAndRows) {
   auto device = make_cpu_device();
   nn::RandomState random(1);
   nn::Tape tape;

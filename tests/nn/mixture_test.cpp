@@ -156,7 +156,7 @@ TEST(Mixture, AForwardThatRanBeforeChangesNoBit) {
   EXPECT_EQ(train_mixture({}, twice), train_mixture({}, plain));
 }
 
-TEST(Mixture, AStepThatIsGivenUpLeavesNothingBehind) {
+TEST(Mixture, ADroppedStepLeavesNoState) {
   const MixtureStep dropped = [](Mixture& net, Tape& tape, const Var& x) {
     const Tensor in = x.value();
     plain(net, tape, x);

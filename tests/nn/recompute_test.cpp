@@ -230,7 +230,7 @@ TEST(Recompute, AnExceptionInEitherRunLeavesTheModelUsable) {
     }
 }
 
-TEST(Recompute, AScopeAroundTheModelThatNobodyUsesIsGivenUp) {
+TEST(Recompute, AnUnusedScopeAroundTheModelIsDropped) {
   for (const Strategy strategy : kStrategies) {
     const auto step = [](bool scope) {
       return [scope](TapeNet& net, Tape& tape, RankContext& rank, int i) {

@@ -56,7 +56,7 @@ TEST_F(Rows, OfTensorsOfManyDimensions) {
   EXPECT_EQ(floats(tape.gradient(x)), (Floats{0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}));
 }
 
-TEST_F(Rows, ColumnsThatNobodyUsesHaveNoGradient) {
+TEST_F(Rows, UnusedColumnsHaveNoGradient) {
   const Var x = tape.leaf(counted({2, 4}));
   const std::vector<Var> parts = nn::split_columns(x, {1, 0, 2, 1});
   EXPECT_EQ(floats(parts[2].value()), (Floats{2, 3, 6, 7}));
@@ -65,7 +65,7 @@ TEST_F(Rows, ColumnsThatNobodyUsesHaveNoGradient) {
   EXPECT_EQ(floats(tape.gradient(x)), (Floats{0, 1, 2, 0, 0, 3, 4, 0}));
 }
 
-TEST_F(Rows, WithoutRowsThereIsNothingToSplit) {
+TEST_F(Rows, WithoutRowsNothingIsSplit) {
   const Var x = tape.leaf(counted({0, 3}));
   const std::vector<Var> parts = nn::split_columns(x, {2, 1});
   EXPECT_EQ(parts[0].shape(), (Shape{0, 2}));

@@ -63,7 +63,7 @@ TEST_F(TapeTest, InsideNoGradNothingIsKept) {
   EXPECT_TRUE((2 * x).requires_grad());
 }
 
-TEST_F(TapeTest, ASecondBackwardOverFreedOperationsSaysSo) {
+TEST_F(TapeTest, ASecondBackwardOverFreedOperationsIsRefused) {
   const Var x = tape.leaf(tensor({1, 2}));
   const Var y = 2 * x, loss = nn::sum(y);
   tape.backward(loss);
@@ -78,7 +78,7 @@ TEST_F(TapeTest, ASecondBackwardOverFreedOperationsSaysSo) {
               HasSubstr("two tapes"));
 }
 
-TEST_F(TapeTest, OutputsThatNobodyUsedHaveNoGradient) {
+TEST_F(TapeTest, UnusedOutputsHaveNoGradient) {
   const Var x = tape.leaf(tensor({1, 2}));
   std::vector<bool> defined;
   const std::vector<Var> y = nn::functions(

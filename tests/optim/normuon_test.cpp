@@ -461,7 +461,7 @@ TEST(NorMuonMisuse, OptionsThatCannotBeAreAllNamed) {
   });
 }
 
-TEST(NorMuonMisuse, RanksWithOtherOptionsAreTold) {
+TEST(NorMuonMisuse, DifferentOptionsOfRanksAreReported) {
   launch(2, [](RankContext& r) {
     NorMuonMatrices model(normuon_matrices());
     const Routing routing = route(model, {.rules = {{.pattern = ".", .algorithm = NorMuon::kName}}});

@@ -291,7 +291,7 @@ TEST(Clip, NonFiniteGradientsAreReportedAndLeftAlone) {
   });
 }
 
-TEST(Routing, TiedNamesStandBelowTheTable) {
+TEST(Routing, TiedNamesAreListedBelowTheTable) {
   struct Pair : ModuleBase {
     Pair() { tie("head", param("tok", {4, 4}, normal(0.1f))); }
   } model;

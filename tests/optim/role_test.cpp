@@ -359,7 +359,7 @@ TEST(Role, NotHiddenKeepsNamesFromMuon) {
   EXPECT_THROW((void)route(model, {.not_hidden = "("}), InvalidArgument);
 }
 
-TEST(Role, ATiedMatrixIsWhatAnyOfItsNamesSays) {
+TEST(Role, ATiedMatrixHasTheRoleOfAnyOfItsNames) {
   struct Holder : NamedParameters {
     void hold(const Parameter& other) { tie("weight", other); }
   };

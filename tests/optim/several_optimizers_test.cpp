@@ -271,7 +271,7 @@ TEST_P(SeveralOptimizers, FrozenParametersAreLeftAlone) {
   });
 }
 
-TEST_P(SeveralOptimizers, GradientsGivenUpLeaveNoTrace) {
+TEST_P(SeveralOptimizers, DroppedGradientsLeaveNoTrace) {
   launch(GetParam().ranks, [&](RankContext& r) {
     Both both(r, GetParam().options(), GetParam().replicas);
     Stream& s = both.device.compute();
@@ -458,7 +458,7 @@ TEST(SeveralOptimizersMisuse, EveryParameterHasExactlyOne) {
   });
 }
 
-TEST(SeveralOptimizersMisuse, FinalGradientsAreUsedOrGivenUpBeforeTheNextBackward) {
+TEST(SeveralOptimizersMisuse, FinalGradientsAreUsedOrDroppedBeforeTheNextBackward) {
   launch(2, [](RankContext& r) {
     Both both(r, {});
     both.model.train(both.device, 0);

@@ -196,7 +196,7 @@ std::vector<std::pair<SkipSetting, std::vector<std::string>>> settings() {
 
 class SkippedStepsOf : public ::testing::TestWithParam<Algorithm> {};
 
-TEST_P(SkippedStepsOf, ChangeNothingOnAnyRankAndTheNextGoOnAsIfTheyHadNeverBeen) {
+TEST_P(SkippedStepsOf, ChangeNothingOnAnyRankAndTheNextContinueAsIfWithoutThem) {
   // Every setting with and without, once each, over both optimizers.
   int clips = GetParam() == Algorithm::muon ? 1 : 0;
   for (const auto& [setting, names] : settings()) {

@@ -82,7 +82,7 @@ TEST(TensorParallelClip, EveryElementCountsOnceWhateverTheMesh) {
   }
 }
 
-TEST(TensorParallelBlocks, ArePiecesUnlessDealtOutWhole) {
+TEST(TensorParallelBlocks, ArePiecesUnlessAssignedWhole) {
   const Shape shape = {6, 4};
   const ShardLayout layout = ShardLayout::make({{"w", shape, CutClass::row}}, 1, {});
   const auto dims = [&](const RowBlocks& blocks, const TensorShard& shard) {

@@ -174,7 +174,7 @@ TEST(OwnOptimizerMisuse, NamesThatCannotBeAreRefused) {
   EXPECT_EQ(Algorithm(), Algorithm::adamw);
 }
 
-TEST(OwnOptimizerMisuse, RoutesToNobodyAndMissingPartsAreAllNamed) {
+TEST(OwnOptimizerMisuse, RoutesWithoutARuleAndMissingPartsAreAllNamed) {
   launch(1, [](RankContext& r) {
     Three model;
     const Routing routing = model.routed();
@@ -198,7 +198,7 @@ TEST(OwnOptimizerMisuse, RoutesToNobodyAndMissingPartsAreAllNamed) {
   });
 }
 
-TEST(OwnOptimizerMisuse, RanksWithOtherSettingsAreTold) {
+TEST(OwnOptimizerMisuse, DifferentSettingsOfRanksAreReported) {
   launch(2, [](RankContext& r) {
     Three model;
     const Routing routing = model.routed();

@@ -138,7 +138,7 @@ TEST(ParameterGroupsMisuse, SettingsThatAnOptimizerDoesNotHeedAreRefused) {
   });
 }
 
-TEST(ParameterGroupsMisuse, RanksWithOtherSettingsAreTold) {
+TEST(ParameterGroupsMisuse, DifferentSettingsOfRanksAreReported) {
   launch(2, [](RankContext& r) {
     Five model;
     const Routing routing =

@@ -219,7 +219,7 @@ TEST(TorchGradients, InsideOfAForwardAreThoseOfPlainLibtorch) {
       .run();
 }
 
-TEST(TorchGradients, TrainingStepsWithThemGoOn) {
+TEST(TorchGradients, TrainingStepsWithThemContinue) {
   torch::manual_seed(7);
   const Field first;
   Field plain;

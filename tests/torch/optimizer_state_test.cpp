@@ -163,7 +163,7 @@ TEST(TorchOptimizerState, FrozenParametersKeepTheirStateAndTheirCount) {
   });
 }
 
-TEST(TorchOptimizerState, AdamWGoesOnAsSherdsAdamW) {
+TEST(TorchOptimizerState, AdamWResumesAsSherdsAdamW) {
   TemporaryFolder folder;
   torch::manual_seed(3);
   const Net first;

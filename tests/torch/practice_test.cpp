@@ -181,7 +181,7 @@ struct IdsImpl : torch::nn::Module {
   Tensor weight, ids;
 };
 
-TEST(TorchPractice, IntegersThatNobodyWroteAreNamed) {
+TEST(TorchPractice, UnwrittenIntegersAreNamed) {
   launch(1, [](RankContext& rank) {
     std::optional<sherd::torch::MetaDevice> meta(std::in_place);
     IdsImpl model;

@@ -182,7 +182,7 @@ TEST(TorchTraining, SherdsAdamWIsTorchs) {
   });
 }
 
-TEST(TorchTraining, CheckpointsGoOnWithOtherRanksAndStrategies) {
+TEST(TorchTraining, CheckpointsResumeWithOtherRanksAndStrategies) {
   TemporaryFolder folder;
   torch::manual_seed(7);
   Net first;

@@ -160,7 +160,7 @@ TEST(AttentionWindow, RowsBehindACacheSeeTheSameKeys) {
     }
 }
 
-TEST(AttentionWindow, RefusesWhatIsNoWindow) {
+TEST(AttentionWindow, RefusesInvalidWindows) {
   Lab lab;
   const WindowCase c{1, 6, 2, 1, 4, -1};
   EXPECT_THROW(passes(lab, c, values_of(c)), InvalidArgument);

@@ -44,7 +44,7 @@ TEST(Dropout, AnElementDependsOnItsGlobalRowAlone) {
   EXPECT_EQ(lab.floats(cut), lab.floats(whole));
 }
 
-TEST(Dropout, DropsTheShareThatItIsTold) {
+TEST(Dropout, DropsTheGivenShare) {
   Lab lab;
   const int64_t rows = 500, cols = 40;
   for (const float p : {0.05f, 0.5f, 0.9f}) {

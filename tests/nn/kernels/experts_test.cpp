@@ -45,7 +45,7 @@ TEST(RouteTopK, HandSized) {
   }
 }
 
-TEST(RouteTopK, TiesGoToTheLowerIndexAndNanIsNoExpertsGain) {
+TEST(RouteTopK, TiesGoToTheLowerIndexAndNanGivesValidExperts) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);

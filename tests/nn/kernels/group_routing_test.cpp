@@ -186,7 +186,7 @@ TEST(RouteInGroups, PaddingIsNotCountedAndHasNoBalancingGradient) {
   }
 }
 
-TEST(SelectionBias, FollowsTheLoadsAndForgetsThem) {
+TEST(SelectionBias, FollowsTheLoadsAndResetsThem) {
   for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     const Tensor bias = lab.tensor({4}, {0, 0, 1, -1}), load = lab.ints({4}, {0, 2, 5, 1});

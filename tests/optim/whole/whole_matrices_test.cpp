@@ -230,7 +230,7 @@ TEST(WholeMatrices, AResultOfNaNDoesNotReachTheWeights) {
     for (const float w : step) ASSERT_TRUE(std::isfinite(w));
 }
 
-TEST(WholeMatrices, AGradientOfNaNIsNoErrorOfTheRule) {
+TEST(WholeMatrices, AGradientOfNaNIsNotAnErrorOfTheRule) {
   std::vector<std::vector<float>> weights;
   EXPECT_THAT(endings(Fault::none, false, &weights, 2), ::testing::Each(::testing::IsEmpty()));
   ASSERT_EQ(weights.size(), 6u);

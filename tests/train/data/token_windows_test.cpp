@@ -409,7 +409,7 @@ TEST(TokenWindows, CrossFilesOfAStream) {
   stream->read(7, 0, inputs, 7);
 }
 
-TEST(TokenWindows, DescriptionsTellDataApart) {
+TEST(TokenWindows, DescriptionsDifferBetweenData) {
   std::vector<uint16_t> tokens(3'000'000);
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<uint16_t>(i * 7 % 1000);
   const auto describe = [](const std::vector<uint16_t>& t, const std::string& name = "a") {

@@ -47,7 +47,7 @@ TEST(LossSpike, TheFormulaOfTheHeader) {
   EXPECT_TRUE(detector.add(60).has_value());
 }
 
-TEST(LossSpike, LossesThatHardlyDifferAreNoReasonToReportNoise) {
+TEST(LossSpike, NoiseOfNearlyEqualLossesIsNotReported) {
   LossSpikeDetector detector(10);
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(detector.add(2).has_value());
   EXPECT_FALSE(detector.add(2.09).has_value()) << "10 times 0.5 % of 2 is 0.1";

@@ -9,7 +9,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(SkipLimit, CountsInARowAndSaysWhichWeightsAreLeft) {
+TEST(SkipLimit, CountsConsecutiveStepsAndSaysWhichWeightsAreLeft) {
   SkipLimit limit(2);
   EXPECT_FALSE(limit.next_is_the_last());
   EXPECT_TRUE(limit.count(1, 1));
@@ -24,7 +24,7 @@ TEST(SkipLimit, CountsInARowAndSaysWhichWeightsAreLeft) {
                                      HasSubstr("--max-skipped-steps"), HasSubstr("those after step 2")));
 }
 
-TEST(SkipLimit, NoneIsNoLimit) {
+TEST(SkipLimit, ZeroDisablesTheLimit) {
   SkipLimit limit(0);
   for (int64_t step = 1; step <= 100; ++step) (void)limit.count(step, step);
   EXPECT_EQ(limit.in_a_row(), 100);

@@ -55,7 +55,7 @@ TEST(SlowRankTest, IsNamedAtTheEndOfAWindowAndThenNotForLong) {
   EXPECT_EQ(said, (std::vector<int64_t>{10, 40}));
 }
 
-TEST(SlowRankTest, IsNobodyWhereNoneIsLateEnoughOrMostlyLast) {
+TEST(SlowRankTest, IsAbsentWhereNoRankIsLateEnoughOrMostlyLast) {
   for (const auto& [last, ms] : {std::pair<int64_t, int64_t>{9, 9}, {5, 80}, {0, 0}}) {
     SlowRank watch({.window = 5});
     for (int64_t step = 1; step <= 20; ++step)

@@ -72,7 +72,7 @@ bool comes_true(Condition condition) {
   return condition();
 }
 
-TEST(StopRequest, RemembersTheFirstSignalAndGivesTheSignalsBack) {
+TEST(StopRequest, KeepsTheFirstSignalAndRestoresTheHandlers) {
   struct sigaction before {
   }, after{};
   ASSERT_EQ(::sigaction(SIGUSR2, nullptr, &before), 0);
@@ -173,7 +173,7 @@ TEST(StopAgreement, WithoutReasonsAndWithALimitThatIsNear) {
 }
 
 // The largest word of all ranks, as a step's reduction brings it to each.
-TEST(StopAgreement, RanksThatHearOfItAtDifferentTimesStopAfterTheSameStep) {
+TEST(StopAgreement, RanksThatReceiveItAtDifferentTimesStopAfterTheSameStep) {
   const StopRequest request({.signals = {SIGUSR2}});
   std::mutex mutex;
   std::set<int> last_steps;

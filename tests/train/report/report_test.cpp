@@ -52,7 +52,7 @@ TEST(Summary, EvaluationsAndWaitsForCheckpointsHaveTimesOfTheirOwn) {
   EXPECT_THAT(format_summary(s), HasSubstr("; evaluations took 0:09; waits for checkpoints 2:05\n"));
 }
 
-TEST(Summary, TellsWhatTheProcessHasTakenSinceItsStart) {
+TEST(Summary, ReportsTheUseOfTheProcessSinceItsStart) {
   const int64_t mib = 1 << 20;
   Summary s;
   s.ranks = {{mib, 0, 0, 0}};

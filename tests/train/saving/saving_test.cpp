@@ -347,7 +347,7 @@ TEST(SaveFolder, OfAnotherRunIsRefusedNamingWhatDiffers) {
   EXPECT_THAT(checkpoints(save), ElementsAre("step_00000002"));
 }
 
-TEST(SaveFolder, OverwritingSparesWhatTheRunGoesOnFrom) {
+TEST(SaveFolder, OverwritingSparesTheResumedCheckpoint) {
   const TemporaryFolder folder;
   const std::string save = folder / "run";
   SavingOptions c{.folder = of_run(save), .last_step = 2};

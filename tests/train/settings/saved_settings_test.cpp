@@ -143,7 +143,7 @@ TEST(SavedTraining, IsThatOfTheNewestSoundCheckpoint) {
   EXPECT_THROW((void)saved_training(folder / "step_00000004"), CorruptCheckpoint);
 }
 
-TEST(SavedTraining, WhereThereIsNoneTheErrorNamesThePath) {
+TEST(SavedTraining, WithoutACheckpointTheErrorNamesThePath) {
   const TemporaryFolder folder;
   for (const std::string& path : {folder.path().string(), folder / "missing", folder.write("file", "")})
     EXPECT_THAT(message_of<IoError>([&] { (void)saved_training(path); }), HasSubstr(path));
