@@ -5,8 +5,9 @@
 #   cpu*.cpp, cpu/               CPU kernels
 #   cuda*.{cu,cpp}, cuda/        CUDA kernels; a build without CUDA has Table::cuda() return null instead
 
-# CPU kernels are always optimised, also in debug builds. Multiplications and additions are fused only where the source says
-# so (mul_add): an element's bits must not depend on whether it lies in a vector body or in a tail.
+# CPU kernels are always optimised, also in debug builds. Multiplications and additions are fused only where
+# the source says so (mul_add): an element's bits must not depend on whether it is in a vector body or in a
+# tail.
 set(SHERD_CPU_KERNEL_OPTIONS -O3 -fno-math-errno -fno-trapping-math -ffp-contract=off)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # which otherwise makes branches and loops of choices between values
   list(APPEND SHERD_CPU_KERNEL_OPTIONS -fno-thread-jumps -fno-split-loops)

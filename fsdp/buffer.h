@@ -36,7 +36,7 @@ class Buffer {
   /// Returns whether it is part of checkpoints, exports and state dicts.
   bool persistent() const { return state().persistent; }
   /// Declares that each rank writes its own values, such as statistics of its batches. check_replicas() then
-  /// skips the buffer. Call it on every rank alike, at any time.
+  /// skips the buffer. Call it on every rank, at any time.
   Buffer& set_per_rank() {
     state().per_rank = true;
     return *this;

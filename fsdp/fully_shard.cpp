@@ -88,7 +88,7 @@ int fully_shard_all(ModuleBase& root, const std::function<bool(const std::string
   root.visit([&](const std::string& name, ModuleBase& m) {
     if (&m == &root || !which(name, m)) return;
     chosen.push_back(&m);
-    const bool left_behind = m.unit() && !m.unit()->attached();  // of a root that is gone
+    const bool left_behind = m.unit() && !m.unit()->attached();  // of a destroyed root
     if (m.wrap() != nullptr && !left_behind) wrapped.push_back("'" + name + "'");
   });
   if (chosen.empty())

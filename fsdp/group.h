@@ -121,7 +121,7 @@ class ParamGroup final : public ParameterViews {
     BufferSpec spec;
   };
   std::vector<Buffer> buffers();
-  /// Allocates all other memory that lives longer than a step.
+  /// Allocates all other memory that is kept longer than a step.
   void allocate();
   /// Fills the master weights by each parameter's Init.
   void initialise(Stream& stream, uint64_t seed);
@@ -224,7 +224,7 @@ class ParamGroup final : public ParameterViews {
   Tensor grad_open_;  // during backward
   Tensor grad_part_;  // f32, the part
   bool grads_fresh_ = true;  // nothing is accumulated in grad_full_ yet
-  // By parameter: its range of the open gradient is unwritten since it was opened.
+  // Per parameter: true while its range of the open gradient is unwritten.
   std::vector<bool> fresh_;
   bool part_fresh_ = true;  // nothing is accumulated in grad_part_ yet
   bool copied_ = false;     // rest_ holds this rank's cell of the latest master weights

@@ -380,7 +380,7 @@ const Parameter* ShardRuntime::reached_by_backward(const UpdateSet* set) const {
 }
 
 bool ShardRuntime::comparison_due() {
-  // steps_ counts weight changes and resets, so all ranks decide alike without communication.
+  // steps_ counts weight changes and resets, so all ranks decide the same without communication.
   if (steps_ / 64 == compared_ / 64) return false;
   compared_ = steps_;
   return true;

@@ -31,7 +31,7 @@ class UpdateSet {
   /// Makes a set.
   /// @param sets ShardRuntime::update_sets() of the root.
   /// @param params of the root, trainable.
-  /// @throws InvalidArgument naming all parameters that another living set of the root holds.
+  /// @throws InvalidArgument naming all parameters that another existing set of the root holds.
   UpdateSet(std::shared_ptr<UpdateSets> sets, const std::vector<Parameter>& params);
   ~UpdateSet();
   UpdateSet(const UpdateSet&) = delete;
@@ -60,7 +60,7 @@ class UpdateSet {
   Tensor skip_, gradient_factor_;
 };
 
-/// Living sets of one root, in the order in which they were made. Used by the runtime.
+/// Existing sets of one root, in the order in which they were made. Used by the runtime.
 class UpdateSets {
  public:
   /// `label` begins messages.

@@ -9,7 +9,7 @@
 namespace sherd::nn {
 
 /// Derivative of the objective by each element of a value: none yet, a tensor of the value's shape and dtype,
-/// or one constant for all elements that the host knows. An objective starts with a constant (1), and sums,
+/// or one constant for all elements, known to the host. An objective starts with a constant (1), and sums,
 /// means and constant factors pass it on. It needs no memory, and a loss can use it in its own kernel.
 class Gradient {
  public:

@@ -91,7 +91,7 @@ Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Para
       [in, out, offsets, w, bias, in_out](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dy = call.output().tensor(in.device(), out, in.dtype());
         const Tensor dx = call.wants(0) ? like(in) : Tensor();
-        // Asked for also where no row came: the gradients of this call are zeros then, not missing.
+        // Requested also without any row: the gradients of this call are zeros then, not missing.
         const GradTarget dw = w.frozen() ? GradTarget{} : w.grad_for_overwrite();
         const Tensor dbias = bias.defined() && !bias.frozen() ? bias.grad() : Tensor();
         for_groups(

@@ -1,7 +1,7 @@
 // Sequence parallelism: rows between the tensor-parallel regions of a model, split over the ranks.
 //
-// A region begins with a column-parallel layer and ends with a row-parallel one. What lies between regions
-// (the residual stream, norms, dropout, the embedding's rows) treats rows by themselves. With sequence
+// A region begins with a column-parallel layer and ends with a row-parallel one. The functions between
+// regions (the residual stream, norms, dropout, the embedding's rows) treat each row by itself. With sequence
 // parallelism each rank has some of the rows there and computes those alone: the sum that ends a region
 // becomes a reduce-scatter of rows, and an all-gather of rows begins the next one. Together they move the
 // bytes of that sum. (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models,

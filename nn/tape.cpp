@@ -17,7 +17,7 @@ bool Tape::Forward::stale() const { return unit->step() != step; }
 void Tape::Forward::give_up() noexcept {
   try {
     if (!stale()) unit->drop_backward();
-  } catch (...) {  // the model is gone
+  } catch (...) {  // the model no longer exists
   }
 }
 

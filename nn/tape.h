@@ -106,7 +106,7 @@ class Tape : public ForwardRecorder {
   /// none, was computed before the latest backward() or clear(), or depends on nothing that has a gradient;
   /// ShapeMismatch for a seed, or a gradient that a function returns, of another shape or dtype than its value.
   void backward(const Var& objective, Gradient seed = {});
-  /// Forgets everything, and drops the units' pending backwards; nothing is reduced. Without effect inside a
+  /// Clears the tape, and drops the units' pending backwards; nothing is reduced. Without effect inside a
   /// module's forward or a function's backward on this tape.
   void clear() noexcept;
   /// Returns the number of operations that wait for backward.
@@ -126,7 +126,7 @@ class Tape : public ForwardRecorder {
   /// post_forward(). Calls nest.
   void begin_call(std::shared_ptr<Unit> unit);
   void end_call();
-  /// Instead of end_call() when an exception has ended the forward: its operations are forgotten.
+  /// Instead of end_call() when an exception has ended the forward: its operations are dropped.
   void cancel_call() noexcept;
   /// Returns whether the running code is a recomputation inside backward.
   bool recomputing() const { return recomputing_; }

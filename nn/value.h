@@ -7,9 +7,10 @@
 
 namespace sherd::nn {
 
-/// Returns a parameter as a value for any expression; Var(p) and arithmetic with p call it. The value is a copy in the
-/// compute dtype, because the parameter's own memory is gone after its unit has resharded: of large matrices use
-/// linear(). Backward adds to the parameter's gradient. Recorded inside the recorded forward of the parameter's model.
+/// Returns a parameter as a value for any expression; Var(p) and arithmetic with p call it. The value is a
+/// copy in the compute dtype, because the parameter's own memory is invalid after its unit has resharded: for
+/// large matrices use linear(). Backward adds to the parameter's gradient. Recorded inside the recorded
+/// forward of the parameter's model.
 /// @throws InvalidArgument while its unit is sharded, naming it.
 Var value(const Parameter& p);
 

@@ -132,8 +132,8 @@ class Guesser {
     return {};
   }
 
-  // Three dimensions: experts or stacked layers, or the kernel of a convolution. Row blocks and names tell
-  // them apart.
+  // Three dimensions: experts or stacked layers, or the kernel of a convolution. Row blocks and names
+  // distinguish them.
   RoleGuess stack(size_t i) const {
     const NamedPlace& at = places_[i];
     if (model_[i].matrices) return {Role::hidden, "stack of hidden matrices: has row blocks"};

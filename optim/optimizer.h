@@ -18,7 +18,7 @@ struct OptimizerOptions {
   /// Weight decay of parameters of two or more dimensions that are not biases; the others do not decay.
   /// Routing rules may override it (UpdateSettings).
   double weight_decay = 0;
-  /// Skip a step with non-finite gradients, on all ranks alike: see Optimizer::step().
+  /// Skip a step with non-finite gradients on all ranks: see Optimizer::step().
   bool skip_non_finite = true;
   /// The program's own optimizers, for the parameters that its routing rules assign to them. In the same
   /// order on every rank.

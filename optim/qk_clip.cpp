@@ -234,8 +234,8 @@ void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::
   for (size_t i = 0; i < l.keys.size(); ++i) l.keys[i].first_row = of(0, i);
 }
 
-// All ranks call it right after an update. Factors are computed from maxima of the whole group, so that
-// every rank scales shared heads alike.
+// All ranks call it right after an update. Factors are computed from maxima of the whole group, so that every
+// rank scales shared heads by the same factor.
 void QkClip::apply(Stream& compute, const Tensor& skip) {
   for (const Layer& l : layers_) ops::copy(compute, l.own, l.maxima->values(runtime_.device()));
   // All layers in one message, also in a step that `skip` drops: collectives are the same in every step.

@@ -55,7 +55,7 @@ class UpdateRule {
   /// undefined: 1. Only for rules whose factory supports it.
   void set_gradient_factor(Tensor factor) { gradient_factor_ = std::move(factor); }
   /// Returns every state tensor, by parameter and key, always in the same order; checkpoints save them. Their
-  /// memory stays in place while the rule lives; writing it changes the rule.
+  /// memory stays in place while the rule exists; writing it changes the rule.
   virtual std::vector<StateTensor> state() const = 0;
   /// Returns the state of whole matrices, stored on the ranks that compute them.
   virtual std::vector<OwnedState> owned_state() const { return {}; }

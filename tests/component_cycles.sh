@@ -2,8 +2,9 @@
 # Components that include each other in a circle; a component is a header with the source of the same name.
 # Usage: component_cycles.sh ROOT FOLDER...
 #
-# Prints every circle that is not in component_cycles_known.txt (one a line, its members; a circle may lose members,
-# never gain any) and fails if there is one. Says which known ones are gone, so that they leave the list.
+# Prints every circle that is not in component_cycles_known.txt (one a line, its members; a circle may lose
+# members, never gain any) and fails if there is one. Names the known ones that no longer exist, so that they
+# leave the list.
 set -euo pipefail
 known=$(cd "$(dirname "$0")" && pwd)/component_cycles_known.txt
 cd "$1"

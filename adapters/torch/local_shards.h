@@ -26,7 +26,8 @@ namespace sherd::torch {
 /// Parameters with requires_grad off in a step have no gradient in it, as in plain libtorch. Such optimizers
 /// do not change them or their state.
 ///
-/// Their state is sharded alike; keep_state() puts it into checkpoints. A model has sherd's optimizers or these.
+/// Their state is sharded in the same way; keep_state() puts it into checkpoints. A model has sherd's
+/// optimizers or these.
 class [[nodiscard]] LocalShards {
  public:
   /// @param skip_non_finite whether step() checks the gradients itself, as in sherd::OptimizerOptions. The

@@ -10,7 +10,7 @@ namespace sherd {
 void check_placements(const DeviceMesh& mesh, const Shape& global, const std::vector<Placement>& placements);
 
 /// The piece of a tensor of shape `global` that this rank holds under `placements` (one per mesh dimension):
-/// a scalar has no dimensions, an empty piece lies at offset = size on the dimension that is empty.
+/// a scalar has no dimensions, an empty piece is at offset = size on the dimension that is empty.
 Box even_shard(const DeviceMesh& mesh, const Shape& global, const std::vector<Placement>& placements);
 
 }  // namespace sherd

@@ -20,7 +20,7 @@ DimBlock dim_block(const Shape& shape, int d, int64_t offset, int64_t size);
 
 /// Copies `blocks` runs of `run` elements from src to dst, queued on `stream`; the caller keeps the memory
 /// alive as for ops::copy. Counted in Device::copied_bytes().
-/// @throws ShapeMismatch when dtypes differ or a run lies outside its tensor. The stream fails with
+/// @throws ShapeMismatch when dtypes differ or a run is outside its tensor. The stream fails with
 /// NotSupported when the runs are not contiguous and the device is not a CPU.
 void strided_copy(Stream& stream, const Tensor& dst, Strided to, const Tensor& src, Strided from,
                   int64_t blocks, int64_t run);

@@ -78,7 +78,7 @@ void Bucket::unit_ended(int unit) {
 void Bucket::pass_ended(bool last) {
   if (last) {
     // Units that the pass left out have zero gradients, but the bucket's collective runs on all ranks.
-    // Buckets reduce in the model's order here, so all ranks pair them alike.
+    // Buckets reduce in the model's order here, so all ranks pair them in the same way.
     if (!finished_ && !left_out_) reduce(true);
   } else if (open_ && !holds()) {
     reduce(false);

@@ -37,7 +37,7 @@ void UpdateCount::require_equal(Communicator& comm, Stream& stream, const Tensor
   }
   const bool apart = std::adjacent_find(ended.begin(), ended.end(), std::not_equal_to<>()) != ended.end();
   if (cut_off.empty() && !apart) return;
-  // Once a checkpoint is loaded the ranks are alike again.
+  // Once a checkpoint is loaded the ranks are equal again.
   counts_->begun = counts_->ended = static_cast<int64_t>(*std::max_element(ended.begin(), ended.end()));
   throw Error(fmt::format(
       "{}: the failure cut an update of the weights off (ranks in the middle of it: {}; updates that ended, "

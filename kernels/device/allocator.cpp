@@ -14,7 +14,7 @@ constexpr int64_t kSlack = int64_t{1} << 20;
 /// Requests after which a peak of live bytes begins to count as past.
 constexpr int64_t kWindow = 4096;
 
-/// A kept block may be so much larger than what is asked for: shapes that vary a little share blocks.
+/// A kept block may be this much larger than the request: shapes that vary a little share blocks.
 int64_t largest_fit(int64_t size) { return size + size / 8; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Columns of a matrix: an operand or a result of an operation that lies between others.
+// Columns of a matrix: an operand or a result of an operation, with other columns around it.
 #pragma once
 
 #include <cstdint>

@@ -46,10 +46,10 @@ struct DeviceOptions {
   /// for compute capability 9.0 that does half the work; other GPUs use "blocks" then, with a warning on stderr),
   /// or "auto": "hopper" where the GPU is of 9.0.
   std::string symmetric_products = "auto";
-  /// CUDA: what computes attention in bf16: "auto" (cuDNN where it is compiled in and found, 9.0.0 or newer), "own"
-  /// (sherd's kernels) or "cudnn". Sherd's kernels compute what cuDNN cannot in any case: head_dim above 128 or not a
-  /// multiple of 8, maxima for QK-clip before cuDNN 9.14. cuDNN needs up to 1 GiB of scratch memory, and does not keep
-  /// non-finite keys and values from rows that the mask hides them from.
+  /// CUDA: kernels of attention in bf16: "auto" (cuDNN where it is compiled in and found, 9.0.0 or newer),
+  /// "own" (sherd's kernels) or "cudnn". Sherd's kernels compute what cuDNN cannot in any case: head_dim
+  /// above 128 or not a multiple of 8, maxima for QK-clip before cuDNN 9.14. cuDNN needs up to 1 GiB of
+  /// scratch memory, and does not keep non-finite keys and values from rows that the mask hides them from.
   std::string attention = "auto";
 };
 
@@ -75,8 +75,8 @@ class Device {
   virtual int ordinal() const { return 0; }
   /// Returns whether kernels of this device can read the other's memory.
   virtual bool reaches(const Device& other) const { return kind() == other.kind(); }
-  /// Returns whether operations are counted and dropped: memory is never written, and sizes that only the data
-  /// tells are predicted by the caller (kernels/device/dry/).
+  /// Returns whether operations are counted and dropped: memory is never written, and sizes that depend on
+  /// the data are predicted by the caller (kernels/device/dry/).
   virtual bool dry() const { return false; }
   /// Returns the threads that one kernel may use (CPU).
   virtual int threads() const { return 1; }

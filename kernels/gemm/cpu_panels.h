@@ -8,8 +8,8 @@
 
 namespace sherd::cpu {
 
-/// Elements that one step of a product takes from each row and column: they lie side by side. bf16's instruction adds two
-/// products to a sum.
+/// Elements that one step of a product takes from each row and column: they are adjacent. bf16's instruction
+/// adds two products to a sum.
 template <class E>
 constexpr int64_t kFold = sizeof(float) / sizeof(E);
 

@@ -52,11 +52,11 @@ inline constexpr int64_t kNominalBatch = 8;
 /// call where it allows that and matrix by matrix otherwise. So a matrix's bits depend neither on the batch it
 /// comes in nor on earlier calls. Sums over k may be split, then in a fixed order through the workspace;
 /// never with atomics.
-/// @throws CudaError when cuBLASLt fails or knows no algorithm, with the product in words.
+/// @throws CudaError when cuBLASLt fails or has no algorithm, with the product in words.
 void matmul(CudaQueue& queue, const Matmul& product);
 
-/// The same for products that can be had otherwise, as one with an epilogue can: where cuBLASLt knows no
-/// algorithm, false, and nothing is issued. That, too, is asked once and remembered with the queue.
+/// Same for products with another implementation, such as those with an epilogue: returns false and issues
+/// nothing where cuBLASLt has no algorithm. The queue keeps this answer, too.
 /// @throws CudaError when cuBLASLt fails.
 bool try_matmul(CudaQueue& queue, const Matmul& product);
 

@@ -89,7 +89,7 @@ void transform(ExecutionContext&, const Matrices& to, const Matrices& from, cons
 void widen(ExecutionContext&, const Matrices& to, const Matrices& from, bool transposed,
            const int32_t* status);
 
-/// Copies what lies below the diagonal to its mirror image above.
+/// Copies the elements below the diagonal to their mirror images above.
 void mirror(ExecutionContext&, const Matrices& square);
 
 /// Matrices whose entry of `status` is not 0 become zeros. Dense f32.

@@ -48,8 +48,8 @@ namespace ops {
 /// Computes GemmArgs' formula for 2-D tensors; op(A) is A or, with trans_a, its transpose, and B likewise.
 void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
           float alpha = 1, float beta = 0);
-/// gemm() of columns of larger matrices; those beside C's stay as they are. @throws InvalidArgument for columns that
-/// lie outside.
+/// gemm() of columns of larger matrices; columns beside C's are not changed. @throws InvalidArgument for
+/// columns outside of the matrix.
 void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, const Columns& b, bool trans_b,
                   float beta = 0);
 /// Computes gemm and add_bias, in one kernel where the device has one. This holds for all functions below.

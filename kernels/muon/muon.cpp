@@ -42,7 +42,7 @@ using namespace door;
 
 namespace {
 
-/// Adds `count` elements from `at` of a buffer of `size` elements to the problems unless they lie inside.
+/// Adds `count` elements from `at` of a buffer of `size` elements to the problems unless they are inside.
 void check_range(Check& check, const char* buffer, size_t segment, int64_t at, int64_t count, int64_t size) {
   if (count >= 0 && at >= 0 && count <= size && at <= size - count) return;
   check.that(false, fmt::format("segment {}: {} elements at {} lie outside {} of {} elements", segment, count,

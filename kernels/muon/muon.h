@@ -19,7 +19,7 @@ namespace sherd {
 struct MomentumSegment {
   float* buffer = nullptr;
   const float* gradient = nullptr;
-  /// Read when l2 decay is asked for, otherwise ignored.
+  /// Read with l2 decay, otherwise ignored.
   const float* weight = nullptr;
   int64_t count = 0;
   int64_t at = 0;

@@ -12,7 +12,7 @@ using namespace door;
 
 namespace {
 
-/// Segments have pointers, and their rows lie among `rows`.
+/// Segments have pointers, and their rows are among `rows`.
 void check_rows(Check& check, std::span<const RowSegment> segments, int64_t rows) {
   check_counts(check, segments);
   for (size_t i = 0; i < segments.size(); ++i) {

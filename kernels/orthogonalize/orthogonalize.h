@@ -96,7 +96,7 @@ void orthogonalize(Stream& s, const Tensor& out, const Tensor& in, const Tensor&
 /// the whole.
 void gram_product(Stream& s, const Tensor& gram, const Tensor& x, bool contract_rows);
 /// status may be undefined unless first is 0.
-/// @throws InvalidArgument when a restart lies inside (first, last): that needs the matrix; see gram_apply.
+/// @throws InvalidArgument when a restart is inside (first, last): that needs the matrix; see gram_apply.
 void gram_iterate(Stream& s, const Tensor& q, const Tensor& gram, const Tensor& status, int first, int last,
                   const OrthogonalizeOptions& options);
 void gram_apply(Stream& s, const Tensor& out, const Tensor& x, const Tensor& q, bool contract_rows);

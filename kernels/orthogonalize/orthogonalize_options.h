@@ -33,10 +33,10 @@ struct OrthogonalizeOptions {
   IterationForm form = IterationForm::standard;
   /// One entry per step; at least one with newton_schulz.
   std::vector<Coefficients> steps = jordan_steps();
-  /// Gram form: numbers of steps after which X and R are formed anew, e.g. {2}; empty = never. Rounding
-  /// errors of R grow by a^2 per step and blow up once the directions they lie in pass 1: leave at most three
-  /// steps without a restart in f16, about five in f32 (relative errors measured on spectra from 1e-3 to 1:
-  /// five of Jordan's steps 2e-4 in f32, .02 in f16 with {2}; nine steps in f16 with {2} overflow).
+  /// Gram form: numbers of steps after which X and R are formed again, e.g. {2}; empty = never. Rounding
+  /// errors of R grow by a^2 per step and blow up once their directions pass 1: leave at most three steps
+  /// without a restart in f16, about five in f32 (relative errors measured on spectra from 1e-3 to 1: five of
+  /// Jordan's steps 2e-4 in f32, .02 in f16 with {2}; nine steps in f16 with {2} overflow).
   std::vector<int> restarts = {};
   /// X0 = U / (||U||_F + eps).
   float eps = 1e-7f;

@@ -35,24 +35,23 @@ struct RandomKernels {
 namespace ops {
 
 /// dst f32 receives elements [begin, begin + numel) of the infinite sequence of values uniform in [low, high]
-/// that hash64(seed, name) is the key of: low + (high - low) * (w + 1/2) / 2^32, fused and in double, with
-/// the word w of Philox4x32-10 (philox.h), so that an element's value does not depend on who asks. The same
-/// bits on every device.
+/// with the key hash64(seed, name): low + (high - low) * (w + 1/2) / 2^32, fused and in double, with the word
+/// w of Philox4x32-10 (philox.h). An element's value does not depend on the caller. The same bits on every
+/// device.
 /// @throws InvalidArgument unless low <= high, both finite.
 void random_uniform(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name,
                     float low, float high);
 
-/// The same of N(mean, stddev) given that the value lies in [low, high]: the first of an element's own
-/// sequence of normal candidates (Box-Muller of Philox, the attempt in the counter's third word) that does.
-/// Another device may round a value otherwise by one unit in the last place, in about one of 10^8.
+/// The same of N(mean, stddev) given that the value is in [low, high]: the first of an element's own sequence
+/// of normal candidates (Box-Muller of Philox, the attempt in the counter's third word) that does. Another
+/// device may round a value otherwise by one unit in the last place, in about one of 10^8.
 /// @throws InvalidArgument unless all are finite, stddev > 0, and at least one candidate in a hundred can be
 /// expected within the bounds.
 void random_truncated_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed,
                              std::string_view name, float mean, float stddev, float low, float high);
 
-/// dst f32 receives elements [begin, begin + numel) of the infinite N(mean, stddev) sequence that
-/// hash64(seed, name) is the key of; Philox4x32-10 (philox.h), so that an element's value does not depend on
-/// who asks.
+/// dst f32 receives elements [begin, begin + numel) of the infinite N(mean, stddev) sequence with the key
+/// hash64(seed, name); Philox4x32-10 (philox.h). An element's value does not depend on the caller.
 void random_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name,
                    float mean, float stddev);
 

@@ -17,8 +17,9 @@ double dot_of(const double* x, const double* y, int64_t count) {
   return sum;
 }
 
-/// Makes the vectors of H_1 ... H_rows, which turn the rows [rows, cols] into L, in place of the rows, and t of
-/// H_1 ... H_rows = 1 - V^T t V. signs[j] is -1 where row j of Q is the negative of what the reflections give.
+/// Makes the vectors of H_1 ... H_rows, which turn the rows [rows, cols] into L, replacing the rows, and t of
+/// H_1 ... H_rows = 1 - V^T t V. signs[j] is -1 where row j of Q is the negative of what the reflections
+/// give.
 void reflect_panel(int64_t rows, int64_t cols, double* v, int64_t ld, double* t, double* signs) {
   for (int64_t j = 0; j < rows; ++j) {
     double* const x = v + j * ld;

@@ -60,7 +60,7 @@ class WindowSums {
   /// Subtracts `count` zeros of the padding, which are not elements.
   __device__ void forget_zeros(int count) { zeros_ -= count; }
 
-  /// Moves the sums to the block's digits; the window starts anew. Whole warp.
+  /// Moves the sums to the block's digits; the window restarts. Whole warp.
   __device__ void flush() {
     move_sums();
     base_ = 1;
@@ -82,7 +82,7 @@ class WindowSums {
   }
   __device__ bool is_outside(uint32_t bits) const { return shift_of(bits) >= 2 * kWindow && !is_zero(bits); }
 
-  /// Adds nothing when it lies outside.
+  /// Adds nothing when it is outside.
   __device__ void add_inside(uint32_t bits) {
     const uint32_t mantissa = (bits & 0x7fffffu) | 0x800000u;
     const uint64_t square = uint64_t{mantissa} * mantissa;
@@ -170,7 +170,7 @@ struct SquaresBatch {
 };
 constexpr int64_t kSquaresTile = kUnroll * kThreads;
 
-/// A block's digits go to a segment's words, and start anew. Whole block.
+/// Adds a block's digits to a segment's words, and clears them. Whole block.
 __device__ void hand_over(Digit* words, Digit* sum, Digit* non_finite) {
   __syncthreads();
   if (threadIdx.x < ExactSum::kWords) {

@@ -63,7 +63,7 @@ namespace ops {
 void accumulate_squares(Stream& s, std::span<const SquaresSegment> segments);
 /// accumulator i64 [ExactSum::kWords]; x f32.
 void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x);
-/// The same of |x[i]| in the place of x[i]^2.
+/// Same with |x[i]| instead of x[i]^2.
 void accumulate_magnitudes(Stream& s, std::span<const SquaresSegment> segments);
 /// largest[0] = the larger of itself (not negative) and of |x[i]| over all finite elements; f32 [1]. Only `x` and
 /// `count` of the segments are read.

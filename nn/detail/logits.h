@@ -16,8 +16,8 @@ class HeadWeights {
 
   /// x w^T, of which the columns behind the logits are zeros.
   ops::Columns logits(Stream& s, const Tensor& x) const;
-  /// dw = beta dw + dlogits^T x, where dw is defined, and dx = dlogits w, where dx is. dlogits lie where logits() left the
-  /// logits.
+  /// dw = beta dw + dlogits^T x, where dw is defined, and dx = dlogits w, where dx is. dlogits are stored
+  /// where logits() left the logits.
   void backward(Stream& s, const ops::Columns& dlogits, const Tensor& x, const Tensor& dw, float beta,
                 const Tensor& dx) const;
 

@@ -11,7 +11,7 @@
 namespace sherd {
 namespace {
 
-// An accumulator, and behind it the words that tell whether all ranks' collectives served the same.
+// An accumulator, and behind it the words that show whether all ranks' collectives served the same.
 constexpr int64_t kWords = ExactSum::kWords, kStride = kWords + SameValue::kWords;
 constexpr const char* kName = "gradient norm";
 constexpr const char* kCalls = "clip_grad_norm() or Optimizer::step";  // whose sums these are

@@ -45,8 +45,8 @@ class MatrixRefinement {
   virtual ~MatrixRefinement() = default;
   /// Queues its work on `compute`, between the arrival of the results and
   ///   w = decay * w - lr * value,
-  /// which the optimizer then applies: without the rule's scale, which is the refinement's to choose. `skip` as in UpdateRule::step(): other than 0, what is remembered from step to
-  /// step stays, in bits.
+  /// which the optimizer then applies: without the rule's scale, which is the refinement's to choose. `skip`
+  /// as in UpdateRule::step(): other than 0, state kept between steps keeps its bits.
   virtual void refine(Stream& compute, const MatrixResults& results, const Tensor& skip) = 0;
 };
 

@@ -278,7 +278,8 @@ def counting():
             if kind is None:
                 return  # waits and barriers
             n = torch.distributed.get_world_size()
-            # The whole of it is the largest of the operands: of an all-gather what comes, of a reduce-scatter what goes.
+            # The unsharded buffer is the largest of the operands: the output of an all-gather, the input of a
+            # reduce-scatter.
             whole = max(self.bytes_of(a) for a in args)
             if function.namespace == "_c10d_functional" and kind == "all_gather":
                 whole *= n  # its result is not among them

@@ -1,4 +1,4 @@
-// sherd: plans and runs sharded training, looks after its checkpoints. `sherd --help` lists the commands.
+// sherd: plans and runs sharded training, manages its checkpoints. `sherd --help` lists the commands.
 #include <exception>
 #include <iostream>
 #include <new>

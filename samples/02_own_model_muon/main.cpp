@@ -60,7 +60,7 @@ struct Adder : nn::Module<Adder> {
   }
   nn::CrossEntropy forward(const nn::Var& tokens, const Tensor& targets) {  // i32 [batch, 2], i32 [batch]
     nn::Var x = nn::view(nn::embedding(tokens, token), {kBatch, kWidth});
-    for (Block& b : blocks) x = b(x);  // called, not b.forward(x): the call gathers the unit around it
+    for (Block& b : blocks) x = b(x);  // called, not b.forward(x): the call unshards the unit around it
     return nn::linear_cross_entropy(x, head, targets, 1.0f / kBatch);
   }
 };

@@ -55,7 +55,7 @@ void train(Net& net, const Tensor& input) {
   std::vector<Tensor> x{input};             // the input of each layer, and the last one's output
   root.pre_forward(ForwardKind::recorded);  // a backward will come
   for (Layer& layer : net.layers) {
-    // Unshard and wait; gathers the unit after it, as far as it is known.
+    // Unshards and waits; prefetches the unit after it, if that is known.
     layer.unit()->pre_forward(ForwardKind::recorded);
     x.push_back(apply(layer.w, x.back()));
     layer.unit()->post_forward();  // reshard

@@ -1,5 +1,5 @@
-// The model of train_gpt as libtorch modules: the same names, shapes and formulas. Nothing here knows of
-// ranks; what is sherd's are the two holders.
+// The model of train_gpt as libtorch modules: the same names, shapes and formulas. It does not depend on
+// ranks; only the two holders are sherd's.
 #pragma once
 
 #include <torch/torch.h>
@@ -58,7 +58,7 @@ struct BlockImpl : torch::nn::Module {
   RmsNorm norm2;
   torch::nn::Linear fc, out;
 };
-SHERD_TORCH_MODULE(Block);  // in the place of TORCH_MODULE
+SHERD_TORCH_MODULE(Block);  // replaces TORCH_MODULE
 
 /// Logits [batch, seq, vocab] of tokens i64 [batch, seq].
 struct GptImpl : torch::nn::Module {

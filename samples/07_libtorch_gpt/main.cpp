@@ -138,7 +138,7 @@ class Trainer {
     const int64_t begin = std::min(held, rank_.world->rank() * share), end = std::min(held, begin + share);
     const torch::NoGradGuard no_grad;
     double sum = 0;
-    // Every rank runs as many forwards, because they gather weights; those after its share are not counted.
+    // Every rank runs as many forwards, because they unshard weights; those after its share are not counted.
     for (int64_t at = 0; at < share; at += micro) {
       std::vector<int64_t> rows;
       for (int64_t i = 0; i < micro; ++i)

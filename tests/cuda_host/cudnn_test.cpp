@@ -24,7 +24,7 @@ namespace {
 using testing::HasSubstr;
 
 #ifdef TEST_CUDA_EMULATED
-/// The imitated cuDNN is installed while it lives.
+/// Scope in which the imitated cuDNN is installed.
 struct Installed {
   explicit Installed(const char* version = "91900") { setenv("SHERD_HOST_CUDNN_VERSION", version, 1); }
   ~Installed() { unsetenv("SHERD_HOST_CUDNN_VERSION"); }

@@ -61,8 +61,8 @@ void run_blocks(const char* what, dim3 blocks, dim3 threads, size_t shared_bytes
                 const void* body);
 
 /// Calls `body()` once for each thread of each block, with threadIdx and the like set.
-/// @throws what `body` throws first; std::logic_error naming `what` for misuse (see above). What waits then
-/// is forgotten, not unwound.
+/// @throws what `body` throws first; std::logic_error naming `what` for misuse (see above). Waiting fibers
+/// are dropped then, not unwound.
 template <class Body>
 void run(const char* what, dim3 blocks, dim3 threads, size_t shared_bytes, const Body& body) {
   run_blocks(

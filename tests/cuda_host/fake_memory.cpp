@@ -16,7 +16,7 @@ constexpr size_t kAlignment = 512;
 
 uintptr_t address(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 
-/// The block that [p, p + bytes) lies in, or null. Under the mutex.
+/// Returns the block that contains [p, p + bytes), or null. Under the mutex.
 const std::pair<const uintptr_t, Block>* find_block(const void* p, size_t bytes = 0) {
   auto& blocks = machine().blocks;
   auto next = blocks.upper_bound(address(p));

@@ -49,7 +49,7 @@ Machine& machine();
 int device_count();
 /// This thread's.
 int& current_device();
-/// Remembers an error for cudaGetLastError.
+/// Stores an error for cudaGetLastError.
 cudaError_t report(cudaError_t error);
 
 /// Streams and events must be alive; null is the default stream.

@@ -21,9 +21,9 @@ class Fiber {
 
   /// From outside: runs the fiber until it suspends.
   void resume();
-  /// From inside: back to who resumed.
+  /// From inside: returns to the caller of resume().
   void suspend();
-  /// Forgets what the fiber is in the middle of (nothing is unwound); the next resume() starts anew.
+  /// Drops the fiber's unfinished work (nothing is unwound); the next resume() restarts.
   void restart();
   /// False when the stack was too small.
   bool intact() const;
@@ -36,7 +36,7 @@ class Fiber {
   const size_t stagger_;
   unsigned char* stack_ = nullptr;
   void* context_ = nullptr;  // where the fiber stands; with ucontext, a ucontext_t
-  void* outside_ = nullptr;  // where who resumed stands
+  void* outside_ = nullptr;  // stack of the caller of resume()
   // For AddressSanitizer.
   void* fake_stack_ = nullptr;
   const void* outside_stack_ = nullptr;

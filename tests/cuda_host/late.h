@@ -33,7 +33,7 @@ using StreamId = uint64_t;
 StreamId new_stream();
 
 /// Does `work` when all that was queued on the stream before it is done; at once when streams do not run
-/// late. While the stream is captured: only remembers it.
+/// late. While the stream is captured: only records it.
 void issue(StreamId stream, std::function<void()> work);
 /// The same for a stream of the imitated runtime; null is the default one.
 void issue_on(CUstream_st* stream, std::function<void()> work);

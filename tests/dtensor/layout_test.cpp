@@ -156,7 +156,7 @@ TEST(Layout, MoreRanksThanElements) {
   options.align = 1;
   const auto l = ShardLayout::make({{"w", {2, 2}, kRow}, {"s", {}, kRow}}, 16, options);
   EXPECT_EQ(l.slice(), 1);
-  EXPECT_EQ(l.cut_rows().size(), 2u);  // both rows of w, wherever they lie
+  EXPECT_EQ(l.cut_rows().size(), 2u);  // both rows of w, on any rank
   EXPECT_EQ(l.piece(ParamId(0), RankId(15)), (ParamRange{ParamIndex(4), ParamIndex(4)}));
   EXPECT_EQ(l.boxes(ParamId(1), RankId(15)).size(), 0u);
 }

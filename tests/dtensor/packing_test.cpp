@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Ranks = std::vector<std::vector<int>>;
 
-/// Items of each rank in the order in which they lie.
+/// Items of each rank in the order of their places.
 Ranks by_rank(const Packed& packed, int world) {
   Ranks ranks(static_cast<size_t>(world));
   for (size_t i = 0; i < packed.rank.size(); ++i) ranks[packed.rank[i]].push_back(static_cast<int>(i));

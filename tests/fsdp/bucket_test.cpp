@@ -467,7 +467,7 @@ TEST(Bucket, WaitsForAUnitWhoseBackwardHasBegunAgain) {
         const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
         ops::random_normal(stream, x, r.world->rank() * x.numel(), 1, "in", 0, 1);
         run_pass(model, x, x);
-        // The squares of each parameter's elements, wherever they lie.
+        // Squares of each parameter's elements, wherever they are stored.
         std::vector<float> got;
         for (auto& [name, p] : model.named_parameters()) {
           float sum = 0;

@@ -273,7 +273,7 @@ TEST(RanksApart, MixedWeightsStaySoUntilAllAreRewritten) {
       rig.sync();
     };
     step(0.01 + r.world->rank());
-    gradients();  // the norm tells
+    gradients();  // the norm shows it
     ShardRuntime& runtime = runtime_of(rig.model);
     EXPECT_THROW(rig.optimizer->step(0.01), CommError);
     r.world->recover();

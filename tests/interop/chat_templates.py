@@ -223,7 +223,7 @@ def content_of(rng, least=1):
     if rng.random() < 0.8:
         return text_of(rng, least)
     return [{"type": "text", "text": f"{text_of(rng, least)}{rng.randrange(10 ** 9, 10 ** 10)}{rng.choice(WORDS)}"}
-            for _ in range(rng.randrange(1, 3))]  # with a number that tells the part apart
+            for _ in range(rng.randrange(1, 3))]  # with a number that identifies the part
 
 
 def call_of(rng):

@@ -18,7 +18,7 @@ namespace {
 
 using namespace sherd;
 
-/// The parameters of a folder, and where they lie in it.
+/// Parameters of a folder, and their places in it.
 struct Division {
   std::map<std::string, Shape> parameters;
   StoredForms forms{.forms = {{}}, .copies = {{"lm_head.weight", "model.embed_tokens.weight"}}};

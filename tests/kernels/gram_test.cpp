@@ -1,4 +1,4 @@
-// The parts of the gram form, on a matrix that lies in pieces.
+// The parts of the gram form, on a matrix in pieces.
 #include <random>
 
 #include "matrices.h"
@@ -50,7 +50,7 @@ TEST(Gram, ProductsOfIntegersAreExactAndAddUpOverPieces) {
   }
 }
 
-/// The distributed scheme: Gram matrices of pieces, summed; iterate; apply to each piece; anew at restarts.
+/// The distributed scheme: Gram matrices of pieces, summed; iterate; apply to each piece; again at restarts.
 Floats by_pieces(Lab& lab, const Doubles& x, bool contract_rows, const OrthogonalizeOptions& o,
                  MatrixStatus& status) {
   const int64_t n = contract_rows ? x.cols : x.rows, k = contract_rows ? x.rows : x.cols;

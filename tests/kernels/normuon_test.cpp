@@ -16,7 +16,7 @@ struct RowResults {
   Floats scales, moments, x, v;
 };
 
-/// Two steps over matrices that lie behind each other, cut into pieces of `piece` elements (0: not cut).
+/// Two steps over consecutive matrices, cut into pieces of `piece` elements (0: not cut).
 RowResults run(Lab& lab, const std::vector<Matrix>& list, int64_t piece, int64_t skip = 0) {
   int64_t rows = 0, elements = 0;
   std::vector<RowMatrix> matrices;

@@ -82,7 +82,7 @@ TEST(Orthogonalize, FollowsThePolynomialInDouble) {
             .matrix};
     for (const Doubles& matrix : spectra) {
       const Floats values = narrowed(matrix);
-      std::map<float, Doubles> wanted;  // by the first step's a, which tells the step lists above apart
+      std::map<float, Doubles> wanted;  // by the first step's a, which distinguishes the step lists above
       for (const OrthogonalizeOptions& o : all) {
         const float key = o.steps[0].a;
         if (!wanted.contains(key)) wanted[key] = iterated(widened(s.rows, s.cols, values), o.steps);

@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-/// A message tells where: which verb, unit, parameter, option or rank.
+/// A message names the place: which verb, unit, parameter, option or rank.
 bool names_a_place(const std::string& words) {
   static constexpr std::array<std::string_view, 33> kPlaces = {
       "rank",   "unit",    "parameter",  "mesh",    "fully_shard", "Optimizer", "optimizer",

@@ -49,8 +49,8 @@ struct Ended {
   double seconds = 0;
 };
 
-/// Runs each in a process of its own, a few at a time; one that lives longer than `seconds` is killed and has
-/// hung. The calling process must have one thread only.
+/// Runs each in a process of its own, a few at a time; one that runs longer than `seconds` is killed and
+/// counts as hung. The calling process must have one thread only.
 std::vector<Ended> run_all(const std::vector<Case>& cases, double seconds);
 
 std::vector<Case> mesh_cases(uint64_t seed, int count);

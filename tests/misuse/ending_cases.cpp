@@ -313,7 +313,7 @@ Case failing_save(Dice& dice) {
           }};
 }
 
-// Parts used when what they belong to is gone.
+// Parts used after the destruction of their owner.
 Case gone(Dice& dice) {
   const Plan plan = random_plan(dice);
   const int what = dice.below(4);

@@ -1,5 +1,5 @@
-// Numbers that are not finite, in data and in gradients, on one rank or all: a step with them is skipped by
-// all ranks alike, and everything else continues.
+// Numbers that are not finite, in data and in gradients, on one rank or all: all ranks skip a step with them,
+// and everything else continues.
 #include <cmath>
 #include <limits>
 

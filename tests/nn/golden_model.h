@@ -31,7 +31,8 @@ struct Arrangement {
   }
 };
 
-/// One rank's. Experts lie over `ep` ranks, the innermost ones, those of a tensor-parallel group among them.
+/// One rank's. Experts are distributed over `ep` ranks, the innermost ones, those of a tensor-parallel group
+/// among them.
 struct ArrangedModel {
   ArrangedModel(RankContext& rank, const nn::ModelDescription& m, const Arrangement& a, uint64_t seed = 0)
       : mesh(rank.world, a.dims()) {

@@ -175,7 +175,7 @@ std::string content(const fs::path& file) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Files know nothing of padding: written by uneven ranks, read by others, and the other way round.
+// Files have no padding: written by uneven ranks, read by others, and the other way round.
 TEST(Arrangements, FilesOfPaddedVocabulariesHaveTheVocabularyAlone) {
   const fs::path folder = fs::temp_directory_path() / ("sherd_models_" + std::to_string(::getpid()));
   fs::create_directories(folder);

@@ -56,7 +56,7 @@ inline Trained train(int ranks, const FullyShardOptions& options, const TapeNet:
   return trained;
 }
 
-/// The arrangements of a strategy whose matrices lie in buckets that span units: in one, and in small ones.
+/// The arrangements of a strategy whose matrices are in buckets that span units: in one, and in small ones.
 inline std::vector<FullyShardOptions> bucketed(Strategy strategy, bool allow_unused = false) {
   std::vector<FullyShardOptions> all;
   for (const int64_t size : {0, 1})

@@ -16,7 +16,7 @@ using nn::Tape;
 using nn::Var;
 using testing::HasSubstr;
 
-// The same model, whose units' verbs are called by hand: each block has a tape of its own that knows no unit.
+// The same model, whose units' verbs are called by hand: each block has a tape of its own, without units.
 struct HandNet : ModuleBase {
   HandNet() {
     for (int i = 0; i < 3; ++i) {
@@ -465,7 +465,7 @@ TEST(TapeUnits, AUnitWhoseForwardAnotherTapeHoldsSaysThatItsGradientsAreFinal) {
   });
 }
 
-// Positions that no tape knows, looked up in a table of the root's or of a unit's own.
+// Positions outside of any tape, looked up in a table of the root's or of a unit's own.
 struct Positions : nn::Module<Positions> {
   Parameter table = param("weight", {kRows, kWidth}, normal(0.3f));
   Var forward(const Var& index) { return nn::embedding(index, table); }

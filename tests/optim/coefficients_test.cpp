@@ -62,8 +62,8 @@ TEST(Coefficients, FewerAndMoreSteps) {
   }
 }
 
-// A slip of a digit would show here. 0.05 to 1 is where the singular values of a normalised matrix that
-// matter lie; the sets promise about 0.7 to 1.2 there (aol up to 0.87, see the header).
+// A slip of a digit would show here. The relevant singular values of a normalised matrix are in 0.05 to 1;
+// the sets promise about 0.7 to 1.2 there (aol up to 0.87, see the header).
 TEST(Coefficients, EverySetBringsSingularValuesNearOne) {
   for (const std::string& name : coefficient_set_names())
     for (double x = 0.05; x <= (name == "aol" ? 0.87 : 1); x += 0.01) {

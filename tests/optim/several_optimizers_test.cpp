@@ -150,7 +150,7 @@ std::vector<float> weights(ModuleBase& model, Stream& s) {
 struct Both {
   Both(RankContext& r, FullyShardOptions o, int replicas = 1) : device(*r.device) {
     routes = route(model, {.optimizer = Algorithm::adamw});
-    // Under whole_param matrices of both, and of the root, lie in one bucket where buckets span units.
+    // Under whole_param matrices of both, and of the root, are in one bucket where buckets span units.
     for (auto& [name, p] : model.named_parameters())
       if (o.layout == LayoutPolicy::whole_param && p.shape().size() == 2) p.set_cut(CutClass::row);
     const int shard = r.world->size() / replicas;
@@ -282,7 +282,7 @@ TEST_P(SeveralOptimizers, DroppedGradientsLeaveNoTrace) {
     zero_grad(both.model);
     EXPECT_THAT(message_of<InvalidArgument>([&] { clip_grad_norm(both.model, 0); }),
                 HasSubstr("needs final gradients"));
-    both.model.train(both.device, 8, false, huge);  // in the midst of microbatches
+    both.model.train(both.device, 8, false, huge);  // between microbatches
     zero_grad(both.model);
     zero_grad(both.model);
     EXPECT_TRUE(same_bits(weights(both.model, s), before));

@@ -1,4 +1,4 @@
-// Steps whose gradients are not finite somewhere: skipped by all ranks alike, as if they had never been.
+// Steps whose gradients are not finite somewhere: skipped by all ranks, as if they had not happened.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ struct SkipSetting {
   DType compute = DType::f32;
 };
 
-/// Bits of weights and states on each rank, after every step; and what else a run tells.
+/// Bits of weights and states on each rank, after every step; and other results of a run.
 struct Course {
   std::vector<std::vector<std::vector<float>>> after;  // [step][rank]
   int64_t skipped = 0;

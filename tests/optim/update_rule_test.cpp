@@ -149,7 +149,7 @@ TEST(OwnOptimizerRouting, IsByNameAndShowsInTableAndSummary) {
   }
 }
 
-// Shampoo, SOAP and the like: what routing knows of Muon it may know of them.
+// Shampoo, SOAP and the like: routing treats them as it treats Muon.
 TEST(OwnOptimizerRouting, GivesOneForMatricesOnlyTheHiddenMatrices) {
   constexpr Algorithm soap("soap", CutClass::row, true);
   Three model;

@@ -2,7 +2,8 @@
 # Executes a Dockerfile of Debian images without Docker: each stage is a bare system; the last one's size and user are checked.
 # Usage: dockerfile_test.sh SOURCE_DIR DOCKERFILE [COMMAND...]     COMMAND is run by the image's user. Exit code 77: skipped
 #
-# Knows FROM debian:12-slim [AS NAME], WORKDIR, COPY [--from=NAME] SOURCE TARGET, RUN, USER and CMD ["..."].
+# Supports FROM debian:12-slim [AS NAME], WORKDIR, COPY [--from=NAME] SOURCE TARGET, RUN, USER and CMD
+# ["..."].
 set -euo pipefail
 source=$(realpath "$1") dockerfile=$2
 shift 2

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The scripts of scripts/cluster under an imitated Slurm: the one for CPUs trains with real processes over MPI, and resumes
-# when it is submitted again; of the one for GPUs real processes meet by Slurm's variables, in the place of train_gpt.
+# The scripts of scripts/cluster under an imitated Slurm: the one for CPUs trains with real processes over
+# MPI, and resumes when it is submitted again; of the one for GPUs real processes meet by Slurm's variables,
+# instead of train_gpt.
 #   cluster_test.sh FOLDER_OF_TRAIN_GPT REPOSITORY [MPIRUN]
 set -euo pipefail
 bin=$1 root=$2 mpirun=${3:-}

@@ -78,12 +78,12 @@ blamed() {
     head -1 | grep -oE "ranks? [0-9, ]+"
 }
 
-# cut HOST TIMEOUT: the others end within the timeout and 10 s more, or on a busy machine in as many looks of ours as fit into
-# twice that, and name HOST's rank.
+# cut HOST TIMEOUT: the others end within the timeout and 10 s more, or on a busy machine in as many polls as
+# fit into 2x that, and name HOST's rank.
 cut() {
   local host=$1 timeout=$2 lost=$(($1 - 1)) rank began looks pids=() names
   rm -f "$scratch"/said.* "$scratch"/pid.* "$scratch/cut.metrics"
-  # A rank's own process, which tells no mpirun how it ended: that may wait for the lost host for long.
+  # A rank's own process, which does not report its end to mpirun: mpirun may wait for the lost host for long.
   # shellcheck disable=SC2016  # expanded there
   "$hosts" mpirun --enable-recovery -n 3 sh -c 'echo $$ >"$0/pid.$OMPI_COMM_WORLD_RANK"
     exec "$@" 2>"$0/said.$OMPI_COMM_WORLD_RANK"' "$scratch" "$bin/train_gpt" "${model[@]}" --comm mpi \

@@ -1,4 +1,4 @@
-// A file system that fails, lies and crashes on demand.
+// File system that fails, returns wrong data and crashes on demand.
 #pragma once
 
 #include <cerrno>
@@ -72,7 +72,7 @@ class FaultFileSystem : public sherd::FileSystem {
  public:
   explicit FaultFileSystem(sherd::FileSystem& base = sherd::FileSystem::posix()) : base_(base) {}
 
-  /// Forgets the calls seen and every fault.
+  /// Drops the recorded calls and every fault.
   void reset();
   /// The same, and sets a fault: numbers count from here.
   void arm(FileFault fault);

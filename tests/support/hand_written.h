@@ -25,7 +25,7 @@ struct HandTensor {
   std::string bytes(const Box& box) const;
 };
 
-/// Writes files and manifest below `folder`; tensors lie in a file in the order given. @returns the manifest.
+/// Writes files and manifest below `folder`; tensors are in a file in the given order. @returns the manifest.
 Manifest write_by_hand(const std::filesystem::path& folder, const std::vector<HandTensor>& tensors);
 
 /// Header checksum and block checksums of a file's bytes.

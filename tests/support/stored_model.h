@@ -1,5 +1,5 @@
-// A module whose parameters lie in files of other programs in every way that families of models have, and
-// such files.
+// Module whose parameters are stored in files of other programs in every way that families of models have,
+// and such files.
 #pragma once
 
 #include <cstdint>

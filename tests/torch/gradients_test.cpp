@@ -239,7 +239,7 @@ TEST(TorchGradients, TrainingStepsWithThemContinue) {
     sherd::torch::fully_shard(*model, mesh_of(rank));  // one unit: the bits of plain libtorch
     sherd::torch::LocalShards shards(*model);
     torch::optim::SGD own(shards.parameters(), torch::optim::SGDOptions(1e-2));
-    torch::Tensor loss;  // the graph of a step lives until the next one has its own
+    torch::Tensor loss;  // the graph of a step exists until the next one has its own
     for (int step = 0; step < 3; ++step) {
       loss = critic_loss(model, step);
       loss.backward();

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# libtorch_gpt as processes that mpirun starts has the bits of as many threads: losses, norms and weights; a checkpoint of
-# processes is gone on from by threads, and the other way round.
+# libtorch_gpt as processes that mpirun starts has the bits of as many threads: losses, norms and weights;
+# threads resume a checkpoint of processes, and the reverse.
 #   libtorch_mpi_test.sh BIN_FOLDER DATA_FOLDER [MPIRUN]
 # 77 (skipped, and says so) where mpirun is missing.
 set -uo pipefail

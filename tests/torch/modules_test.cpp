@@ -171,8 +171,8 @@ TEST(TorchModules, Recomputation) {
       .run();
 }
 
-// Two heads of which one has no part in the objective, in some of the microbatches; its result lives through
-// backward.
+// Two heads of which one has no part in the objective, in some of the microbatches; its result exists until
+// after backward.
 struct TwoHeadsImpl : torch::nn::Module {
   TwoHeadsImpl() : trunk(register_module("trunk", torch::nn::Linear(4, 4))) {
     register_module("a", a);

@@ -1,5 +1,4 @@
-// A small language model of libtorch modules, written as a program that knows nothing of sherd would, but for
-// the holders.
+// Small language model of libtorch modules, written as without sherd, except for the holders.
 #pragma once
 
 #include "torch/support.h"

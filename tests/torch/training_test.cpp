@@ -344,7 +344,7 @@ TEST(TorchTraining, RanksWithoutDataTakePartInAMeanLoss) {
     });
 }
 
-// A BLAS that a program finds before torch's makes it many times slower without a word.
+// A BLAS that a program finds before torch's makes it many times slower, without a warning.
 TEST(TorchBuild, TorchHasItsOwnBlas) {
   for (const char* name : {"sgemm_", "dsyevd_"}) {
     void* function = dlsym(RTLD_DEFAULT, name);

@@ -218,7 +218,7 @@ TEST(TorchValues, SeveralForwardsBeforeTheirBackwards) {
   }
 }
 
-// Forwards without a backward, with and without a graph, and one whose graph lives on, leave no trace.
+// Forwards without a backward, with and without a graph, and one whose graph is kept, leave no trace.
 TEST(TorchValues, EvaluationAndDroppedGraphs) {
   torch::manual_seed(7);
   Net first;

@@ -16,7 +16,7 @@ class FileBytes {
   /// @throws IoError naming the path that is missing, unreadable or not a regular file, or that could not be
   /// mapped.
   [[nodiscard]] static std::shared_ptr<const FileBytes> map(const std::filesystem::path& path);
-  /// Opens the file anew at each read(): for folders of more files than a process may map or hold open.
+  /// Reopens the file at each read(): for folders of more files than a process may map or hold open.
   /// @throws IoError as map() does.
   [[nodiscard]] static std::shared_ptr<const FileBytes> open_on_use(const std::filesystem::path& path);
 
@@ -24,7 +24,7 @@ class FileBytes {
   virtual const std::filesystem::path& path() const = 0;
   /// Size when it was opened first.
   virtual int64_t size() const = 0;
-  /// Copies `bytes` bytes from `offset` on; the range lies inside size().
+  /// Copies `bytes` bytes from `offset` on; the range is inside size().
   /// @throws IoError when the file has become shorter, or cannot be read any more.
   virtual void read(int64_t offset, void* to, int64_t bytes) const = 0;
 };

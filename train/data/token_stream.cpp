@@ -20,7 +20,7 @@ static_assert(std::endian::native == std::endian::little, "token files are read 
 
 constexpr int64_t kConverted = 16384;  // bytes that are converted at once
 constexpr int64_t kSamples = 256;      // blocks of each file
-constexpr int64_t kWidthSample = 128;  // tokens that tell 16 bits from 32
+constexpr int64_t kWidthSample = 128;  // tokens that distinguish 16 bits from 32
 
 /// Element i of `bytes` as a number that every type fits.
 int64_t token_at(const char* bytes, TokenType type, int64_t i) {

@@ -159,7 +159,7 @@ RepeatedStep repeat_step(ModuleBase& root, Optimizer& optimizer, const std::func
   const StepFigures second = step();
   RepeatedStep result{.same = false, .difference = difference_of(first, second), .bytes = copy.bytes()};
   const std::string state = copy.first_difference();
-  // The figures are every rank's alike, the state is this rank's: both say where it began.
+  // The figures are the same on every rank, the state is this rank's: both say where it began.
   if (!state.empty()) result.difference += (result.difference.empty() ? "" : "; ") + state;
   result.same = !any_rank(*runtime.mesh().world(), !result.difference.empty());
   return result;

@@ -34,8 +34,8 @@ class StopAgreement {
   /// Returns whether the run ends with the steps issued by now. The same on all ranks that have received the
   /// same.
   bool stops() const { return heard_ != 0; }
-  /// "SIGTERM came", "the limit of 3h50m0s is near"; empty when the run continues.
-  /// @param limit in seconds, as all ranks know it.
+  /// "SIGTERM came", "the limit of 3h50m0s is near"; empty when the run continues. @param limit in seconds,
+  /// the same on all ranks.
   std::string reason(double limit) const;
 
  private:

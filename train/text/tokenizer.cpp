@@ -26,7 +26,7 @@ int64_t Tokenizer::find(std::string_view token) const {
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& tokens, bool skip_special) const {
-  // The stream lives no longer than this call.
+  // The stream ends with this call.
   TextStream stream(std::shared_ptr<const Tokenizer>(this, [](const Tokenizer*) {}), skip_special);
   std::string text;
   for (const int32_t token : tokens) text += stream.add(token);

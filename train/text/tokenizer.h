@@ -53,8 +53,8 @@ class TextStream {
  public:
   explicit TextStream(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = false);
 
-  /// The text that became certain with this token. One that the tokenizer does not know (a model's vocabulary
-  /// may be padded) is U+FFFD. @throws InvalidArgument for a negative one.
+  /// The text that became certain with this token. A token that the tokenizer does not have (a model's
+  /// vocabulary may be padded) is U+FFFD. @throws InvalidArgument for a negative one.
   [[nodiscard]] std::string add(int32_t token);
   /// The bytes still held back; bytes that make no character are U+FFFD. The stream starts over.
   [[nodiscard]] std::string finish();

@@ -1,8 +1,8 @@
 // Device code and kernel launches of the CUDA kernels.
 //
-// With mma.h, hopper.h and thrust.h the only file there that tells nvcc from a host compiler: compiled as plain C++,
-// the same kernels run under the emulation in tests/cuda_host, one thread block after another, which is how
-// they are tested on machines without a GPU.
+// With mma.h, hopper.h and thrust.h the only file there that distinguishes nvcc from a host compiler:
+// compiled as plain C++, the same kernels run under the emulation in tests/cuda_host, one thread block after
+// another, which is how they are tested on machines without a GPU.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
 // Tensor-core and copy instructions of compute capability 8.0, one small function each.
 //
-// Beside launch.h and hopper.h the only place that tells nvcc from a host compiler: every function has a twin
-// in plain C++, which moves values between the 32 lanes as the PTX manual lays fragments out. All lanes of a
-// warp must call together; blocks are one-dimensional.
+// Beside launch.h and hopper.h the only place that distinguishes nvcc from a host compiler: every function
+// has a twin in plain C++, which moves values between the 32 lanes as the PTX manual lays fragments out. All
+// lanes of a warp must call together; blocks are one-dimensional.
 //
 // m16n8k16 with g = lane / 4 and t = lane % 4, two bf16 in a word, the lower column first:
 //   A [16 x 16]: word 0 is row g,     columns 2t, 2t+1;  word 1 row g + 8;  words 2, 3 the same at columns + 8

@@ -22,8 +22,8 @@
 
 namespace sherd::cuda {
 
-/// Allocator that refuses. By itself Thrust would call cudaMalloc, which waits for the GPU; and memory of the stream's scratch
-/// needs a size before the call, which CUB tells and Thrust does not.
+/// Allocator that refuses. By itself Thrust would call cudaMalloc, which waits for the GPU; and memory of the
+/// stream's scratch needs a size before the call, which CUB reports and Thrust does not.
 struct NoThrustMemory {
   using value_type = char;
   char* allocate(std::ptrdiff_t bytes) {

@@ -6,7 +6,7 @@
 
 namespace sherd {
 
-/// "<op>: <what> 70 at position 3 lies outside [0, 64)", with advice for tokens.
+/// Returns "<op>: <what> 70 at position 3 lies outside [0, 64)", with advice for tokens.
 std::string bad_index(const char* op, const char* what, int32_t index, int64_t position, int64_t bound);
 
 }  // namespace sherd

@@ -125,7 +125,7 @@ inline Ref ref(const Columns& c) {
 }
 /// Elements from row to row.
 inline int64_t ld(const Columns& c) { return std::max<int64_t>(1, c.matrix.size(1)); }
-/// @throws InvalidArgument for columns that lie outside the matrix.
+/// @throws InvalidArgument for columns outside the matrix.
 inline void require_columns(const char* op, std::initializer_list<const Columns*> all) {
   for (const Columns* c : all)
     require(c->begin >= 0 && c->count >= 0 && c->begin + c->count <= c->matrix.size(1),

@@ -297,7 +297,7 @@ int64_t QueueStream::oldest() {
   if (!issued_.empty()) return issued_.front().first;
   if (unmarked_.count > 0) {
     if (!asked_ && !failure_) {
-      asked_ = true;  // the next who asks will know more
+      asked_ = true;  // the next call may know more
       more_.notify_one();
     }
     return unmarked_.first;

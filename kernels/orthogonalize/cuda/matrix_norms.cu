@@ -59,7 +59,7 @@ __device__ void finish(double squares, float eps, int64_t matrix, double* scale,
   status[matrix] = static_cast<int32_t>(found);
 }
 
-/// Block = matrix; sums `count` values that lie `step` apart.
+/// Block = matrix; sums `count` values that are `step` apart.
 template <class T>
 __global__ void normalise_kernel(const T* values, int64_t count, int64_t step, int64_t stride, float eps,
                                  double* scale, double* scale_squared, int32_t* status) {

@@ -28,8 +28,8 @@ struct Iteration {
                       int64_t cols);
 };
 
-/// All steps of the options. Returns where the result is. Tall matrices are iterated as they lie: R = x^T x
-/// and x <- xQ where wide ones have R = x x^T and x <- Qx.
+/// Runs all steps of the options. Returns the place of the result. Tall matrices are iterated without a
+/// transpose: R = x^T x and x <- xQ where wide ones have R = x x^T and x <- Qx.
 Matrices newton_schulz(ExecutionContext&, Iteration iteration, const OrthogonalizeOptions& options);
 
 }  // namespace sherd::cuda

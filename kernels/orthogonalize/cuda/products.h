@@ -15,7 +15,7 @@ namespace sherd::cuda {
 /// Returns whether rows and matrices begin at multiples of 16 bytes and rows are padded_ld apart.
 bool regular(const Matrices& m);
 
-/// c[m, n] = a[m, k] b[k, n] for every matrix. k = 0 is not asked for.
+/// c[m, n] = a[m, k] b[k, n] for every matrix. k is not 0.
 void product(ExecutionContext&, Factor a, Factor b, const Terms& terms, const Matrices& c);
 
 /// The same where the result is known to be symmetric, as x x^T and products of commuting symmetric matrices

@@ -321,7 +321,7 @@ Encode encoder() {
 
 /// Boxes of `rows` x 64 elements of a batch of matrices, in 128-byte swizzle.
 CUtensorMap map_of(Encode encode, const Matrices& m, int rows) {
-  const int64_t apart = m.batch > 1 ? m.stride : m.rows * m.ld;  // a stride is asked for even of one matrix
+  const int64_t apart = m.batch > 1 ? m.stride : m.rows * m.ld;  // a stride is required even for one matrix
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(m.cols), static_cast<cuuint64_t>(m.rows),
                               static_cast<cuuint64_t>(m.batch)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(m.ld) * 2, static_cast<cuuint64_t>(apart) * 2};

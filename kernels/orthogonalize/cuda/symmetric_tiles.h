@@ -12,7 +12,7 @@ inline constexpr int kTileWidths[] = {128, 144, 160, 192, 256};
 /// Widest tile of the ping-pong schedule: its sums fit into one warpgroup's registers, those of 192 do not.
 inline constexpr int kPingPongWidth = 160;
 
-/// Tiles of kTileRows x width that reach the diagonal of an n x n matrix, or lie below it.
+/// Tiles of kTileRows x width that reach the diagonal of an n x n matrix, or are below it.
 int64_t tiles_of(int64_t n, int width);
 
 /// `batch` products of n x k by k x n elements of 16 bits.

@@ -12,9 +12,9 @@ namespace sherd {
 /// 2017); relu: max(x, 0), whose slope at 0 is 0.
 enum class Activation : uint8_t { gelu_erf, silu, relu };
 
-/// y = silu(gate) * up; y, dy [rows, cols] dense, the others rows of `cols` elements that begin `stride` elements
-/// apart. (SwiGLU: Shazeer, GLU Variants Improve Transformer, 2020.)
-/// Backward: dgate = dy * up * silu'(gate), dup = dy * silu(gate), whose rows lie as those of gate and up.
+/// y = silu(gate) * up; y, dy [rows, cols] dense, the others rows of `cols` elements that begin `stride`
+/// elements apart. (SwiGLU: Shazeer, GLU Variants Improve Transformer, 2020.) Backward: dgate = dy * up *
+/// silu'(gate), dup = dy * silu(gate), with rows as those of gate and up.
 struct SwigluArgs {
   int64_t rows = 0, cols = 0, stride = 0;
   Ref gate{}, up{}, y{};

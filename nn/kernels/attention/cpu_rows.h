@@ -14,7 +14,7 @@ namespace sherd::cpu {
 /// p = e^(scale * (score - max)) with zeros at keys that the row does not see; `keys` is a multiple of 32. Returns the largest
 /// score and the sum of exponentials before they are rounded.
 std::pair<float, float> probabilities(bf16* p, const float* scores, SeenKeys seen, int64_t keys, float scale);
-/// The same in f32, in place of the scores.
+/// The same in f32, replacing the scores.
 std::pair<float, float> probabilities(float* scores, SeenKeys seen, int64_t keys, float scale);
 
 /// The sum of a[i] * b[i], of `count` products, an even number.

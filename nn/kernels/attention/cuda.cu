@@ -29,7 +29,7 @@ struct Wide {  // R rows, D columns
 __device__ __forceinline__ int thread_x() { return static_cast<int>(threadIdx.x) % 16; }
 __device__ __forceinline__ int thread_y() { return static_cast<int>(threadIdx.x) / 16; }
 
-/// Rows [first, first + N) as floats; what lies outside is 0.
+/// Rows [first, first + N) as floats; those outside are 0.
 template <int N, int D, class T>
 __device__ void load_tile(float* tile, const Rows<const T>& m, int first) {
   constexpr int kCount = 16 / sizeof(T);

@@ -1,7 +1,7 @@
 // Tiles of bf16 on tensor cores: a warp owns 16 * M rows in registers, as accumulators of m16n8k16, and meets
 // tiles of other rows in shared memory. Private to the attention kernels.
 //
-// A tile's row is D elements and 16 bytes of padding, so that the eight rows of an ldmatrix lie in different
+// A tile's row is D elements and 16 bytes of padding, so that the eight rows of an ldmatrix are in different
 // banks. Heads narrower than D are padded with zeros.
 #pragma once
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ void for_each_piece(Visit&& visit) {
     if (N % step == 0 || row + begin < N) visit(row + begin, column);
 }
 
-/// Begins to copy rows [first, first + N) into a tile; what lies outside becomes 0.
+/// Begins to copy rows [first, first + N) into a tile; those outside become 0.
 template <int N, int D>
 __device__ __forceinline__ void load_tile(__nv_bfloat16* tile, const Rows<const __nv_bfloat16>& m,
                                           int first) {

@@ -6,7 +6,8 @@
 
 #include "cuda_padding.h"
 
-// A warp works on a row, its lanes on groups and experts lane, lane + 32, ... Selection scores lie in shared memory.
+// A warp works on a row, its lanes on groups and experts lane, lane + 32, ... Selection scores are in shared
+// memory.
 namespace sherd::cuda {
 namespace {
 
@@ -22,7 +23,7 @@ __device__ bool before(const Pick& a, const Pick& b) {
   return a.value > b.value || (a.value == b.value && a.index < b.index);
 }
 
-/// The first of `count` candidates that comes behind `last`, of the whole warp.
+/// Returns the first of `count` candidates after `last`, for the whole warp.
 template <class F>
 __device__ Pick next(int64_t count, const Pick& last, int lane, F value_of) {
   Pick best{-INFINITY, INT64_MAX};

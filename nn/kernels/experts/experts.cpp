@@ -46,7 +46,7 @@ GroupRouteArgs group_args(Check& check, const char* op, const Tensor& indices, c
           .indices = plain.indices};
 }
 
-/// Sets where the rows of `a` lie.
+/// Sets the places of the rows of `a`.
 template <class Args>
 void set_places(Check& check, Args& a, const RowsOfSequences& at) {
   require(

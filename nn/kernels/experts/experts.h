@@ -37,12 +37,13 @@ struct RouteArgs {
   const int32_t* lengths = nullptr;
 };
 
-/// Chooses k experts for every row in groups, by sigmoid scores s = sigmoid(logits) (DeepSeek-AI, DeepSeek-V3, 2024,
-/// arXiv 2412.19437, section 2.1.2). Experts lie in `groups` groups of neighbours; a group's score is the sum of its two
-/// largest s + bias. The k largest s + bias in a row's top_groups best groups are its choices, best first, ties and NaN
-/// to the lower index. gates [rows, k]: scaling * s of the chosen ones, `normalised`, divided by the sum of these s plus
-/// 1e-20. bias f32 [experts] chooses alone; null: 0. With one group all of it is a choice among all experts.
-/// Backward: dlogits = the gradient through the gates, plus, when counts [sequences, experts] is not null, that of
+/// Chooses k experts for every row in groups, by sigmoid scores s = sigmoid(logits) (DeepSeek-AI,
+/// DeepSeek-V3, 2024, arXiv 2412.19437, section 2.1.2). Experts form `groups` groups of neighbours; a group's
+/// score is the sum of its two largest s + bias. The k largest s + bias in a row's top_groups best groups are
+/// its choices, best first, ties and NaN to the lower index. gates [rows, k]: scaling * s of the chosen ones,
+/// `normalised`, divided by the sum of these s plus 1e-20. bias f32 [experts] chooses alone; null: 0. With
+/// one group all of it is a choice among all experts. Backward: dlogits = the gradient through the gates,
+/// plus, when counts [sequences, experts] is not null, that of
 ///   balance * sum over rows r that are not padding, and experts e, of
 ///     counts[sequence, e] / (k * n) * s[r, e] / (sum over i of s[r, i])
 /// with the row's sequence (first_row + r) / seq and n its rows that are not padding; counts are constants. Dtypes as of
@@ -137,8 +138,8 @@ namespace ops {
 
 /// The most experts that a row may choose.
 inline constexpr int64_t kMostExpertsOfARow = 64;
-/// logits [rows, experts]; indices i32 [rows, k], gates f32 [rows, k].
-/// @param normalised whether gates are divided by their sum; without a word those of several experts are.
+/// logits [rows, experts]; indices i32 [rows, k], gates f32 [rows, k]. @param normalised whether gates are
+/// divided by their sum; by default those of several experts are.
 /// @throws InvalidArgument for a k that is not in [1, min(experts, kMostExpertsOfARow)].
 void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
                  std::optional<bool> normalised = {});

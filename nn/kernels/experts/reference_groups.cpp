@@ -34,7 +34,7 @@ std::vector<size_t> best_of(const Scores& values, int64_t count) {
   return best;
 }
 
-// Experts of other groups than the chosen ones come behind all of these.
+// Experts of groups that are not chosen come after all of these.
 Scores in_best_groups(const GroupRouteArgs& a, const Scores& scores) {
   const int64_t size = a.experts / a.groups;
   Scores of_groups;

@@ -22,7 +22,7 @@ class RowTurns {
       sin_[i] = a_.heads.rotation_scale * std::sin(angle);
     }
   }
-  /// Writes `scale` times the rotated x to y, where a pair lies at i and i + rope / 2.
+  /// Writes `scale` times the rotated x to y, where a pair is at i and i + rope / 2.
   template <class T>
   void forward(T* y, const T* x, float scale) const {
     const auto half = static_cast<int64_t>(cos_.size());

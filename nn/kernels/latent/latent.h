@@ -15,8 +15,8 @@ struct LatentHeads {
   int64_t batch = 1, heads = 1;  // sequences of equal length, one after the other
   int64_t nope = 0, rope = 0, value = 0;
   int64_t first_position = 0;  // of the first row of each sequence
-  /// Components 2i and 2i + 1 of a rotary part are a pair; otherwise i and i + rope / 2. Rotated pairs lie at i and
-  /// i + rope / 2 either way: scores do not depend on the order of components.
+  /// Components 2i and 2i + 1 of a rotary part are a pair; otherwise i and i + rope / 2. Rotated pairs are at
+  /// i and i + rope / 2 either way: scores do not depend on the order of components.
   bool interleaved = true;
   float rotation_scale = 1;  // of cosines and sines
   float query_scale = 1;     // of all of a query

@@ -7,7 +7,7 @@
 namespace sherd::reference {
 namespace {
 
-// Places of a pair of a rotary part that begins at `begin`: as it comes, and as it lies in qkv.
+// Places of a pair of a rotary part that begins at `begin`: in the input, and in qkv.
 struct LatentPair {
   int64_t first, second;
 };

@@ -7,7 +7,7 @@
 namespace sherd::cuda {
 namespace {
 
-/// Losses unless they are null, the gradient unless dlogits is null. Rows lie in dynamic shared memory, as
+/// Losses unless they are null, the gradient unless dlogits is null. Rows are in dynamic shared memory, as
 /// far as their first `cached` packs, between the two readings that the gradient needs.
 template <class T, int kThreads, bool kAligned>
 __global__ void __launch_bounds__(kBlockThreads<kThreads>)

@@ -7,8 +7,7 @@ namespace sherd::cuda {
 
 inline constexpr int kHeld = 4;  // packs of a row that each of its threads keeps in registers
 
-/// This thread's packs of a row: the first kHeld in registers, further ones read again whenever they are
-/// asked for.
+/// This thread's packs of a row: the first kHeld in registers, further ones read again at each use.
 template <class T, int kThreads, bool kAligned>
 struct HeldRow {
   PackedRow<T, kAligned> row;

@@ -15,8 +15,8 @@ struct Softmax {
 /// all instructions of these kernels.
 __device__ inline float exp_of(float x) { return fast_exp2(x * 1.44269504f); }
 
-/// A row of logits, in a matrix whose rows are ld elements apart: aligned, where those begin at multiples of 16 bytes,
-/// whatever the number of columns. What lies behind the row is not written.
+/// A row of logits, in a matrix whose rows are ld elements apart: aligned, where those begin at multiples of
+/// 16 bytes, whatever the number of columns. Memory behind the row is not written.
 template <class T, bool kAligned>
 struct LogitsRow : PackedRow<T, kAligned> {
   using P = Pack<T>;
@@ -73,7 +73,7 @@ __device__ Softmax softmax_of(const Row& row, int thread, typename Row::P* cache
   return {top, group_reduce<kThreads>(sum, Add{})};
 }
 
-/// dx = exp(x - shift) * factor for this thread's packs, the first `cached` of which lie in `cache`. dx may
+/// dx = exp(x - shift) * factor for this thread's packs, the first `cached` of which are in `cache`. dx may
 /// be x.
 template <int kThreads, class Row>
 __device__ void scaled_exp(const Row& dx, const Row& x, int thread, const typename Row::P* cache, int cached,

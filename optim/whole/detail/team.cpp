@@ -95,8 +95,8 @@ void MatrixTeam::settle_transient_bytes() {
   const int64_t total = device_.total_memory();
   options_.transient_bytes = default_transient_bytes(total, device_.allocator().limit_bytes());
   if (total == 0) return;  // host memory: the same for all ranks
-  // All ranks must cut chunks alike: the minimum over tensor-parallel ranks, then over the team, holds for
-  // all of them.
+  // All ranks must cut chunks at the same places: the minimum over tensor-parallel ranks, then over the team,
+  // holds for all of them.
   Stream& s = device_.compute();
   for (auto& comm : comms_.planning) {
     const Tensor t = buffers_.message(1, DType::i64);

@@ -1,4 +1,4 @@
-// Cross-entropy whose vocabulary lies in parts, against the one over all of it.
+// Cross-entropy whose vocabulary is in parts, against the one over all of it.
 #include <sherd/nn/ops.h>
 
 #include "kernels/lab.h"

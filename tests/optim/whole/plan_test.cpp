@@ -139,7 +139,7 @@ TEST(Plan, OwnersMoveAtMostTwiceTheMatrixAndSumsAgree) {
   const MatrixPlan plan = make_plan(model.matrices, 4, 1, {.mode = MatrixMode::owner});
   int64_t in = 0, out = 0, total = 0;
   for (size_t i = 0; i < model.matrices.size(); ++i) {
-    // Blocks of a fused parameter lie unevenly over the ranks; the average over them is what is bounded.
+    // Blocks of a fused parameter are spread unevenly over the ranks; their average is bounded.
     total += plan.entries[i].bytes;
     EXPECT_LE(plan.entries[i].bytes, 2 * 4 * model.matrices[i].numel());
     if (model.matrices[i].block.empty()) {

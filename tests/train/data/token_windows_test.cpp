@@ -170,7 +170,7 @@ TEST(TokenWindows, ShuffledVisitsEachWindowOncePerEpochAtAnyRanksAndAcrossResume
     }
     std::vector<int64_t> stopped(plain.size(), -1);
     int64_t sequences = 0;
-    for (const int64_t ranks : {1, 2, 3, 4, 6, 12}) {  // each part of the run on other ranks, opened anew
+    for (const int64_t ranks : {1, 2, 3, 4, 6, 12}) {  // each part of the run on other ranks, reopened
       const TokenWindows again = windows_over({{count, 1}}, TokenOrder::shuffled);
       for (int64_t step = 0; step < 6; ++step, sequences += kBatch)
         for (int64_t rank = ranks - 1; rank >= 0; --rank)

@@ -66,8 +66,8 @@ TEST(SlowRankTest, IsAbsentWhereNoRankIsLateEnoughOrMostlyLast) {
     EXPECT_FALSE(watch.step(result_of(step)).has_value()) << "nothing is seen";
 }
 
-// Rank 2 comes 15 ms after it has seen the others on their way, so that who else waits for a processor does
-// not matter.
+// Rank 2 comes 15 ms after it has seen the others on their way, so that other waits for a processor do not
+// matter.
 TEST(SlowRankTest, OfARunIsTheOneThatIsDelayed) {
   constexpr int kSteps = 4, kBarriers = 5, kRanks = 4;
   std::string line, metrics;

@@ -205,7 +205,7 @@ std::vector<ReplicaCheck> flipped(const Arrangement& a, int on, const char* name
 }
 
 TEST(ReplicaCheck, OneFlippedBitIsFoundByMajorityAmongThreeOrMore) {
-  // Four ranks hold the whole of it.
+  // Four ranks hold it unsharded.
   for (const DType compute : {DType::f32, DType::bf16}) {
     for (const ReplicaCheck& check :
          flipped({Strategy::no_shard, 1, Outer::no_shard, compute}, 2, "blocks.1.up.weight")) {

@@ -144,7 +144,7 @@ TEST(Saving, TheBestCheckpointIsKeptBesideTheNewest) {
     EXPECT_EQ(saved.lines.size(), 3u) << "of steps 1, 2 and 7";
     EXPECT_THAT(kept(c.folder.save).steps, ElementsAre(7, 2));
     EXPECT_EQ(kept(c.folder.save).best, 2);
-    // A resumed run knows it: an equal loss is not better, a lower one is.
+    // A resumed run has it: an equal loss is not better, a lower one is.
     c.folder.resume = c.folder.save;
     c.last_step = 9;
     train(c, FileSystem::posix(), 0, {}, {{8, 2}});
@@ -324,7 +324,7 @@ TEST(SaveFolder, OfAnotherRunIsRefusedNamingWhatDiffers) {
   train(c);
   ASSERT_THAT(checkpoints(save), ElementsAre("step_00000004"));
 
-  // The very same command: --resume was forgotten.
+  // The very same command: --resume is missing.
   EXPECT_THAT(refusal(c.folder),
               AllOf(HasSubstr("holds another run"), HasSubstr("after 4 steps"), HasSubstr("--resume " + save),
                     HasSubstr("--overwrite"), Not(HasSubstr("saved with"))));
