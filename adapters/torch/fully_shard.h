@@ -34,9 +34,9 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
 /// loaded by each). Persistent buffers move to memory that checkpoints read; each rank continues with its own
 /// values.
 ///
-/// Parameters and buffers on the meta device (meta_device.h) get values from `init`, or without it from
-/// reset_parameters() with FullyShardOptions::seed, which has no other use. They have memory for one module
-/// at a time. A rank never holds more of them than its pieces and one module's.
+/// Parameters and buffers on the meta device (meta_device.h) get values from `init`. Without it they get
+/// those of reset_parameters() with FullyShardOptions::seed, which has no other use. They have memory for one
+/// module at a time. A rank never holds more of them than its pieces and one module's.
 ///
 /// Modules are on the CPU, on the meta device, or on the rank's own GPU; afterwards they are on the mesh's
 /// device (device_of(), device.h). Ranks with GPUs need -DSHERD_TORCH_CUDA=ON, and a GPU for each rank of a

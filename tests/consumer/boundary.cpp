@@ -1,5 +1,5 @@
-// Border of libsherd.so: an error thrown by the library is caught by its type, a class derived from one of
-// the library's is found by dynamic_cast, and a type's identity is the same on both sides.
+// Types across the border of libsherd.so. An error thrown by the library is caught by its type. dynamic_cast
+// finds a class derived from one of the library's. A type's identity is the same on both sides.
 #include <cstdio>
 #include <typeinfo>
 

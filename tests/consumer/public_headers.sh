@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks that installed headers are public: none of a detail/ folder or of a backend, none that says that it
-# is private, none that includes a header that is not installed. Usage: public_headers.sh INCLUDE/sherd
+# Checks that installed headers are public. None is of a detail/ folder or of a backend, calls itself private,
+# or includes a header that is not installed. Usage: public_headers.sh INCLUDE/sherd
 set -uo pipefail
 cd "$1"
 failed=0

@@ -78,8 +78,8 @@ blamed() {
     head -1 | grep -oE "ranks? [0-9, ]+"
 }
 
-# cut HOST TIMEOUT: the others end within the timeout and 10 s more, or on a busy machine in as many polls as
-# fit into 2x that, and name HOST's rank.
+# cut HOST TIMEOUT: the others end within the timeout and 10 s more, and name HOST's rank. On a busy machine
+# they end in as many polls as fit into 2x that.
 cut() {
   local host=$1 timeout=$2 lost=$(($1 - 1)) rank began looks pids=() names
   rm -f "$scratch"/said.* "$scratch"/pid.* "$scratch/cut.metrics"

@@ -39,8 +39,8 @@ struct TokenWindowsOptions {
 /// and the targets are the tokens one later. The last floor(W / 50) are held out. With validation files, all
 /// windows of these are held out, and none of the training data.
 ///
-/// Several streams with shares: a Mixture draws the sequences. Each stream's windows follow the order above,
-/// where n is the number of its sequence, V the number of its windows, and its shuffle is its own. Windows
+/// Several streams with shares: a Mixture draws the sequences. Each stream's windows follow the order above:
+/// n is the number of its sequence, V the number of its windows. Each stream has its own shuffle. Windows
 /// have consecutive numbers, the training windows of all streams first.
 ///
 /// Examples: windows are the rows of ExampleRows; the last floor(examples / 50) examples are held out.

@@ -26,7 +26,7 @@ class FirstValues {
   /// @throws InvalidArgument naming all parameters and buffers that no function initializes.
   void require_known() const;
   /// Calls take(tensor) for each of these parameters and buffers while it has values. A tied one is taken
-  /// once, with the values of the first module that has it, as if the modules had been made and then tied.
+  /// once, with the values of the first module that has it. This equals modules that are made and then tied.
   /// @throws InvalidArgument naming all parameters and buffers with unwritten elements.
   void make(const std::function<void(const at::Tensor&)>& take) const;
 

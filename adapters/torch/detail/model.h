@@ -119,8 +119,8 @@ class Model : public std::enable_shared_from_this<Model> {
   uint64_t step();
 
   /// Checks the tree before a forward of the root that backward may follow.
-  /// @throws InvalidArgument naming all parameters that were registered after sharding and have a gradient,
-  /// which sherd does not receive, and all buffers whose memory is not sherd's.
+  /// @throws InvalidArgument naming all buffers whose memory is not sherd's, and all parameters that were
+  /// registered after sharding and have a gradient: sherd does not receive it.
   void require_whole(const ::torch::nn::Module& root) const;
   /// Checks for an optimizer before zero_grad() of the root. @throws InvalidArgument when this step has
   /// gradients and the model has never had an optimizer, the adapter's Optimizer or LocalShards.

@@ -14,10 +14,10 @@ namespace {
 /// malloc would keep it, or leave holes. In builds with AddressSanitizer all come from malloc, which it watches.
 constexpr int64_t kMapped = SHERD_MAPS_BLOCKS ? int64_t{16} << 10 : INT64_MAX;
 
-/// Blocks from here on begin at a large page's boundary, and the kernel is asked for large pages: a unit's
-/// weights are read whole in every matrix product, and with pages of 4 KiB the processor spends a seventh of
-/// a step on address translation (docs/performance.md). Where the kernel has none to give, the pages are
-/// small; where it has, what is used of a block becomes resident 2 MiB at a time.
+/// Blocks from here on begin at a large page's boundary, and the kernel is asked for large pages: every
+/// matrix product reads all of a unit's weights. With pages of 4 KiB address translation takes a seventh of a
+/// step (docs/performance.md). Where the kernel has none to give, the pages are small; where it has, what is
+/// used of a block becomes resident 2 MiB at a time.
 constexpr int64_t kLarge = int64_t{4} << 20;
 constexpr size_t kLargePage = size_t{2} << 20;
 
@@ -27,7 +27,7 @@ void* map(size_t size) {
 }
 
 /// A block at a boundary is cut out of a mapping longer by one large page; the memory before and behind it is
-/// returned at once, so that the address space holds exactly the block and `munmap(p, size)` releases all of
+/// returned at once. The address space then holds exactly the block, and `munmap(p, size)` releases all of
 /// it.
 void* map_large(size_t size) {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));

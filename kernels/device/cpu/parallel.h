@@ -18,9 +18,9 @@ constexpr int64_t kGrain = 16384;
 inline int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols)); }
 
 /// Calls f(begin, end) for disjoint ranges that cover [0, n), at most one per thread; every boundary is a
-/// multiple of `grain`, so that a vectorised f treats an element the same with any number of threads (choose
-/// grains that are multiples of 16 where that matters). Rethrows the first exception of any f. Inside f,
-/// omp_get_thread_num() is below ctx.threads and names the caller. With one thread OpenMP is not entered.
+/// multiple of `grain`. A vectorised f thus treats an element the same with any number of threads, if grains
+/// are multiples of 16. Rethrows the first exception of any f. Inside f, omp_get_thread_num() is below
+/// ctx.threads and names the caller. With one thread OpenMP is not entered.
 template <class F>
 void parallel_for(const ExecutionContext& ctx, int64_t n, int64_t grain, F&& f) {
   if (n <= 0) return;
