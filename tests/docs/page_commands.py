@@ -47,7 +47,7 @@ def commands(page):
 
 
 def pages():
-    """The pages of the site (packaging/site/pages.py), below ROOT."""
+    """The pages of the site (packaging/site/pages.py), below ROOT, but for records of measurements: their commands are those of their commits."""
     tops = [top for top in ROOT.iterdir() if not top.name.startswith((".", "build")) and top.name not in ("out", "shared")]
     found = [page for top in tops for page in ([top] if top.suffix == ".md" else top.rglob("*.md"))]
-    return sorted(page.relative_to(ROOT).as_posix() for page in found)
+    return sorted(page.relative_to(ROOT).as_posix() for page in found if page.parent != ROOT / "docs/measurements")
