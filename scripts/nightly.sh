@@ -18,6 +18,7 @@
 #   demo          scripts/demo.sh with few steps
 #   site          the static site without warnings; commands of all pages, of some with the outputs that they show
 #   preset cuda   the preset is configured, with the libtorch adapter on GPUs, too (skipped without nvcc)
+#   preset dev    the preset builds a suite
 #   soak          30 minutes of training with crashes and resumes, or SOAK_MINUTES, with threads and over MPI
 #
 # Every stage is run; the exit code is 1 when any failed. SHERD_PYTHON names a Python with torch, transformers, safetensors, tokenizers,
@@ -98,6 +99,7 @@ preset_cuda() {
   cmake --preset cuda >/dev/null && scripts/install_torch.sh && cmake --preset cuda -DSHERD_TORCH=ON -DSHERD_TORCH_CUDA=ON >/dev/null
 }
 stage "preset cuda" where_possible preset_cuda
+stage "preset dev" sh -c "cmake --preset dev >/dev/null && cmake --build --preset dev --target test_dtensor"
 stage "demo" scripts/demo.sh --steps 40 --seq 64
 stage "site" scripts/site.sh
 shown=(failures checkpoints functions guarantees layout own_optimizer planning)

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs all tests. Usage: scripts/test.sh [preset] [ctest arguments...]
-#        scripts/test.sh quick [ctest arguments...]     the folders' own tests in release: no programs, no package
-# Presets: release (default), debug, asan, tsan. TARGETS="..." builds those alone; CONFIGURE="-DNAME=VALUE ..." goes to
-# cmake. The adapter for libtorch is built where scripts/install_torch.sh has installed PyTorch, but not under sanitizers.
+#        scripts/test.sh unit [ctest arguments...]      what a change needs, a minute or two after a build: the folders' own
+#          suites in release, without MPI's processes, CUDA kernels on the host, programs and package; quick: the same
+# Presets: release (default), debug, dev, asan, tsan. TARGETS="..." builds those alone; CONFIGURE="-DNAME=VALUE ..." goes to
+# cmake. The adapter for libtorch is built where scripts/install_torch.sh has installed PyTorch, but not in dev and under
+# sanitizers.
 #
 # Root may read and write everything, so that tests of file permissions need an ordinary user: started by root (as in a
 # container), this runs the tests as TEST_USER (an id; default 65534, the unprivileged user), to whom it gives the build
@@ -12,14 +14,14 @@ cd "$(dirname "$0")/.."
 
 preset=${1:-release}
 [ $# -gt 0 ] && shift
-if [ "$preset" = quick ]; then
+if [[ $preset = unit || $preset = quick ]]; then
   preset=release
-  TARGETS=${TARGETS:-fast_tests}
-  set -- -L '^(kernels|comm|dtensor|fsdp|nn|optim|checkpoint|train|misuse)$' "$@"
+  TARGETS=${TARGETS:-unit_tests}
+  set -- -L '^(kernels|comm|dtensor|fsdp|nn|optim|checkpoint|train|misuse)$' -LE '^mpi$' "$@"
 fi
 scripts/install_deps.sh
 configure=()
-if [[ $preset != *san ]]; then
+if [[ $preset != *san && $preset != dev ]]; then
   configure=(-DSHERD_TORCH=OFF)
   [ ! -e build/venv/has_torch ] || configure=(-DSHERD_TORCH=ON)
 fi
