@@ -12,6 +12,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <sherd/kernels/device/cpu/features.h>
@@ -31,6 +32,18 @@ namespace {
 bool is_loader(std::string_view path) {
   const std::string_view name = path.substr(path.rfind('/') + 1);
   return name.starts_with("ld-") || name.starts_with("ld.") || name.starts_with("ld64.");
+}
+
+// Where the signal would end the program: by a handler, which exec() resets. SIG_IGN would pass to the
+// programs that this one starts.
+void fail_calls_instead_of(int signal) {
+  struct sigaction before = {};
+  if (::sigaction(signal, nullptr, &before) != 0 || before.sa_handler != SIG_DFL) return;
+  struct sigaction action = {};
+  action.sa_handler = [](int) {};
+  action.sa_flags = SA_RESTART;
+  ::sigemptyset(&action.sa_mask);
+  ::sigaction(signal, &action, nullptr);
 }
 
 }  // namespace
@@ -58,15 +71,13 @@ void reserve_standard_streams() {
   }
 }
 
-void report_file_size_limit() {
-  struct sigaction before = {};
-  if (::sigaction(SIGXFSZ, nullptr, &before) != 0 || before.sa_handler != SIG_DFL) return;
-  // A handler, as exec() resets it: SIG_IGN would pass to the programs that this one starts.
-  struct sigaction action = {};
-  action.sa_handler = [](int) {};
-  action.sa_flags = SA_RESTART;
-  ::sigemptyset(&action.sa_mask);
-  ::sigaction(SIGXFSZ, &action, nullptr);
+void report_file_size_limit() { fail_calls_instead_of(SIGXFSZ); }
+
+void report_broken_pipes() { fail_calls_instead_of(SIGPIPE); }
+
+bool stdout_has_reader() {
+  pollfd output{STDOUT_FILENO, 0, 0};
+  return ::poll(&output, 1, 0) <= 0 || (output.revents & (POLLERR | POLLHUP)) == 0;
 }
 
 void print_error(const std::string& program, const std::string& text) noexcept {

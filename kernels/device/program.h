@@ -28,6 +28,15 @@ void reserve_standard_streams();
 /// ending the program by SIGXFSZ. Programs that this one starts get the signal as this one got it.
 void report_file_size_limit();
 
+/// Makes a write to a pipe without a reader fail with EPIPE instead of ending the program by SIGPIPE. For
+/// programs whose output is a log: lines are lost, the work is not. Programs that this one starts get the
+/// signal as this one got it.
+void report_broken_pipes();
+
+/// Returns whether stdout has a reader: false for a pipe whose other end is closed and for a terminal that is
+/// gone.
+bool stdout_has_reader();
+
 /// Prints "PROGRAM: TEXT" as a line to stderr, the text as by printable_lines(). Text that cannot be written
 /// is lost: a full or closed stderr does not end the program.
 void print_error(const std::string& program, const std::string& text) noexcept;

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -51,8 +50,6 @@ constexpr int kForGood = 3, kUnsaved = 4;
 
 // A name from outside, as `sherd ckpt` shows it.
 std::string in_one_line(const std::string& name) { return sherd::printable(name, std::string::npos); }
-
-int told_to_supervisor(int code) { return std::getenv("SHERD_RUN") != nullptr ? code : kFailure; }
 
 void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   const std::vector<sherd::RankMemory> memory = trainer.memory();
@@ -322,13 +319,16 @@ auto in_words(const std::string& doing, Work work) {
   }
 }
 
-// SIGUSR1 beside the two that everybody knows: batch systems can be asked to send it ahead of the others, and mpirun
-// passes it on without ending the job itself.
+bool has_supervisor() { return std::getenv("SHERD_RUN") != nullptr; }
+
+int told_to_supervisor(int code) { return has_supervisor() ? code : kFailure; }
+
 std::unique_ptr<sherd::StopRequest> take_signals(const TrainConfig& config) {
   if (!config.trains()) return nullptr;
   return std::make_unique<sherd::StopRequest>(
-      sherd::StopRequestOptions{.signals = {SIGTERM, SIGINT, SIGUSR1},
+      sherd::StopRequestOptions{.signals = sherd::stop_signals(),
                                 .grace = std::chrono::milliseconds(std::llround(config.grace * 1e3)),
+                                .second_ends = !has_supervisor(),
                                 .program = "train_gpt"});
 }
 
@@ -359,6 +359,7 @@ std::string run(const CommandLine& line, std::atomic<int>& code) {
     sherd::launch(static_cast<int>(config.ranks), launch, one_rank);
     return 0;
   });
+  if (signals && signals->signal() != 0) signals->release_ignored();
   return wrong;
 }
 
@@ -378,6 +379,7 @@ int main_of(int argc, const char* const* argv) {
     print(*line.help);
     return sherd::finish_stdout("train_gpt") ? 0 : kFailure;
   }
+  if (line.config.trains()) sherd::report_broken_pipes();
   int code = 0;
   try {
     std::atomic<int> told = kFailure;
@@ -398,7 +400,9 @@ int main_of(int argc, const char* const* argv) {
     warn(e.what());
     return kFailure;
   }
-  return sherd::finish_stdout("train_gpt") ? code : kFailure;
+  if (sherd::finish_stdout("train_gpt")) return code;
+  // Without its reader, the log of a training run loses lines; what was asked for is in files.
+  return line.config.trains() && !sherd::stdout_has_reader() ? code : kFailure;
 }
 
 }  // namespace train_gpt

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -29,9 +30,8 @@ std::atomic<bool> in_use{false};
 std::atomic<int> first_signal{0};
 std::atomic<int64_t> first_at{0};  // ns of the monotonic clock; 0: no signal yet
 std::atomic<int> event{-1};        // eventfd
+std::atomic<bool> second_ends{true};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
-
-constexpr int64_t kSameSignal = 250'000'000;  // ns
 
 int64_t monotonic_ns() noexcept {
   timespec now{};
@@ -56,7 +56,7 @@ extern "C" void sherd_on_stop_signal(int number) {
   if (first_at.compare_exchange_strong(none, now)) {
     first_signal.store(number);
     wake(event.load());
-  } else if (now - none >= kSameSignal) {
+  } else if (second_ends.load() && now - none >= std::chrono::nanoseconds(kSameSignal).count()) {
     constexpr char kText[] = "a second signal: ended at once, nothing more was saved\n";
     put(STDERR_FILENO, kText, sizeof kText - 1);
     ::_exit(128 + number);
@@ -75,6 +75,13 @@ bool readable(int descriptor, int milliseconds) {
 
 }  // namespace
 
+std::vector<int> stop_signals() { return {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}; }
+
+bool is_stop_signal(int signal) {
+  const std::vector<int> all = stop_signals();
+  return std::find(all.begin(), all.end(), signal) != all.end();
+}
+
 struct StopRequest::Impl {
   StopRequestOptions options;
   int signalled = -1, ended = -1;  // eventfds: the handler's, and the destructor's
@@ -90,9 +97,12 @@ struct StopRequest::Impl {
     in_use.store(false);
   }
 
-  void release() noexcept {
-    std::call_once(released, [this] {
-      for (auto& [number, action] : before) ::sigaction(number, &action, nullptr);
+  void release(bool ignored = false) noexcept {
+    std::call_once(released, [&] {
+      for (auto& [number, action] : before) {
+        if (ignored) action.sa_handler = SIG_IGN, action.sa_flags = 0;
+        ::sigaction(number, &action, nullptr);
+      }
       if (!watch.joinable()) return;
       // Wakes the thread in whichever of its two waits it is.
       wake(ended);
@@ -141,6 +151,7 @@ StopRequest::StopRequest(StopRequestOptions options) {
   impl_->options = std::move(options);
   first_signal.store(0);
   first_at.store(0);
+  second_ends.store(impl_->options.second_ends);
   impl_->signalled = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   impl_->ended = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (impl_->signalled < 0 || impl_->ended < 0)
@@ -155,6 +166,7 @@ StopRequest::StopRequest(StopRequestOptions options) {
 StopRequest::~StopRequest() = default;
 
 void StopRequest::release() noexcept { impl_->release(); }
+void StopRequest::release_ignored() noexcept { impl_->release(true); }
 
 int StopRequest::signal() const noexcept { return first_signal.load(); }
 

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/program.h>
 
 #include "arguments.h"
 #include "run_rank.h"
@@ -37,8 +38,9 @@ After a failed save (exit code 4 of train_gpt: the disk is full, say) the next s
 --room-within, until the folder of --save has room for a checkpoint as large as its newest; then the run
 is aborted.
 
-SIGTERM, SIGINT and SIGHUP become a SIGTERM of every rank, without a restart; a second signal ends the ranks
-at once. All processes on a host end with this program, even when it is killed.
+SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 become one SIGTERM of every rank, without a restart. A second
+signal, 0.25 s later or more, ends the ranks at once. All processes on a host end with this program, even when it
+is killed. Output without a reader is lost; it ends nothing.
 Exit code: 0 ended well, 1 aborted or stopped, 2 wrong arguments (of this program or COMMAND).
 )";
 
@@ -110,6 +112,7 @@ int RunCommand::run(std::ostream& err) {
     throw CLI::RequiredError(
         "run: a command behind `--`, such as `sherd run --nproc 4 -- train_gpt --comm mpi`,");
   if (!keep_rank_ && app_->count("--nproc") == 0) throw CLI::RequiredError("run: --nproc");
+  report_broken_pipes();
   if (keep_rank_) return keep_rank(options_.command);
   if (options_.policy.min_ranks > options_.policy.ranks)
     throw CLI::ValidationError("--min-ranks", "is more than --nproc");

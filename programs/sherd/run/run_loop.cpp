@@ -21,10 +21,12 @@
 #include <sherd/checkpoint/files/detail/random_token.h>
 #include <sherd/checkpoint/files/save_lock.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/train/guards/stop_request.h>
 
 #include "run_hosts.h"
 #include "run_processes.h"
 #include "run_progress.h"
+#include "run_rank.h"
 #include "run_room.h"
 #include "run_target.h"
 
@@ -233,10 +235,12 @@ std::vector<std::string> launcher_command(const RunOptions& options, int64_t ran
                                           const std::vector<std::string>& command) {
   std::vector<std::string> words = {options.mpirun};
   if (::geteuid() == 0) words.push_back("--allow-run-as-root");
-  // With recovery, ranks outlive one that died, and can say so; when told to end them, mpirun waits 2 s
-  // between SIGTERM and SIGKILL.
+  // With recovery, ranks outlive one that died, and can report it. A batch system's SIGTERM to mpirun's daemons on
+  // other hosts must leave the ranks there time to save.
+  const std::string kill_time = fmt::format("{:.0f}", std::ceil(options.stop_grace));
   words.insert(words.end(), {"--oversubscribe", "--bind-to", "none", "--enable-recovery", "--mca",
-                             "odls_base_sigkill_timeout", "2", "-x", "SHERD_RUN", "-x", "SHERD_RUN_START"});
+                             "odls_base_sigkill_timeout", kill_time, "--mca", "ess_base_forward_signals",
+                             StopRequest::name_of(kEndRank), "-x", "SHERD_RUN", "-x", "SHERD_RUN_START"});
   if (!job_of_this_process().first.empty())
     words.insert(words.end(), {"-x", "SHERD_JOB", "-x", "SHERD_JOB_START"});
   if (!hosts.empty())

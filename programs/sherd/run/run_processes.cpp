@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <thread>
+#include <utility>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -31,36 +32,48 @@ pid_t parent_of(pid_t process) {
   return parent;
 }
 
+struct Pipe {
+  int read = -1, write = -1;
+
+  Pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) == -1)
+      throw IoError(fmt::format("cannot make a pipe: {}", std::strerror(errno)));
+    read = ends[0], write = ends[1];
+  }
+  ~Pipe() {
+    for (const int end : {read, write})
+      if (end >= 0) ::close(end);
+  }
+  Pipe(const Pipe&) = delete;
+};
+
 }  // namespace
 
 void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
+sigset_t signal_set(const std::vector<int>& signals) {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : signals) ::sigaddset(&set, signal);
+  return set;
+}
+
 StartedProcess start_process(const std::vector<std::string>& command,
-                             const std::map<std::string, std::string>& environment) {
-  int output[2];
-  if (::pipe2(output, O_CLOEXEC) == -1)
-    throw IoError(fmt::format("cannot make a pipe: {}", std::strerror(errno)));
+                             const std::map<std::string, std::string>& environment, const sigset_t& blocked) {
+  Pipe output, error_output;
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
-  if (child == -1) {
-    const int error = errno;
-    ::close(output[0]);
-    ::close(output[1]);
-    throw IoError(fmt::format("cannot start '{}': {}", command[0], std::strerror(error)));
-  }
-  if (child > 0) {
-    ::close(output[1]);
-    return {child, output[0]};
-  }
+  if (child == -1) throw IoError(fmt::format("cannot start '{}': {}", command[0], std::strerror(errno)));
+  if (child > 0) return {child, std::exchange(output.read, -1), std::exchange(error_output.read, -1)};
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
-  ::dup2(output[1], STDERR_FILENO);
+  ::dup2(output.write, STDOUT_FILENO);
+  ::dup2(error_output.write, STDERR_FILENO);
   if (const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC); nothing >= 0)
     ::dup2(nothing, STDIN_FILENO);
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
   for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
   std::vector<char*> words;
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));

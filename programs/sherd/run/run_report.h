@@ -26,6 +26,10 @@ struct RankReport {
   /// Ended with exit code 0.
   bool well() const { return kind == Kind::ended && value == 0; }
   bool over() const { return kind == Kind::ended || kind == Kind::killed; }
+  /// Whether both are of one rank; where the launcher does not number them, of one process.
+  bool same_rank(const RankReport& other) const {
+    return rank >= 0 || other.rank >= 0 ? rank == other.rank : process == other.process && host == other.host;
+  }
   /// "rank 2 (process 4711 on node1) was killed by signal 9 (Killed)".
   std::string describe() const;
 };

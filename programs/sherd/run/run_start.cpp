@@ -13,8 +13,10 @@
 #include <unistd.h>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/train/guards/stop_request.h>
 
 #include "run_processes.h"
+#include "run_rank.h"
 
 namespace sherd::tools {
 namespace {
@@ -22,9 +24,9 @@ namespace {
 using Clock = StartOutcome::Clock;
 using std::chrono::milliseconds;
 
-// The launcher's own time to end its ranks on all hosts; then whatever is left on this one is killed. A launcher that does
-// not reach a host would take longer; the ranks there end with the launcher's part there, when it misses the launcher, and
-// can no longer commit anything.
+// What keepers on all hosts have to end their ranks, and the launcher to end after them; then whatever is left on this host is
+// killed. Ranks on a host that is not reached end with the launcher's part there, when it misses the launcher, and can no longer
+// commit anything.
 constexpr milliseconds kLauncherEnds{3'000};
 // What the launcher has to bring the last output of ranks that have all ended.
 constexpr milliseconds kLauncherEndsItself{60'000};
@@ -34,16 +36,33 @@ constexpr milliseconds kSystemEnds{20'000};
 constexpr milliseconds kShortestGrace{2'000};
 constexpr size_t kMaxWords = 300;
 
+// Those that this process was started to ignore (nohup, a shell's background job) stay ignored.
+sigset_t watched_stops() {
+  std::vector<int> signals = stop_signals();
+  std::erase_if(signals, [](int signal) {
+    struct sigaction action = {};
+    return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+  });
+  return signal_set(signals);
+}
+
 sigset_t watched() {
-  sigset_t set;
-  ::sigemptyset(&set);
-  for (const int s : {SIGTERM, SIGINT, SIGHUP, SIGCHLD}) ::sigaddset(&set, s);
+  sigset_t set = watched_stops();
+  ::sigaddset(&set, SIGCHLD);
   return set;
 }
 
-void print(std::string_view text) {
+// A stop signal that the whole job receives would make the launcher end the ranks while they save. It takes
+// SIGUSR1 alone, which it passes on.
+sigset_t launcher_blocks() {
+  sigset_t set = signal_set(stop_signals());
+  ::sigdelset(&set, SIGUSR1);
+  return set;
+}
+
+void print(std::string_view text, int file = STDERR_FILENO) {
   while (!text.empty()) {
-    const ssize_t put = ::write(STDERR_FILENO, text.data(), text.size());
+    const ssize_t put = ::write(file, text.data(), text.size());
     if (put == -1 && errno != EINTR) return;  // what does not get through is lost, as print_error() says
     if (put > 0) text.remove_prefix(static_cast<size_t>(put));
   }
@@ -81,7 +100,7 @@ class Start {
 
   StartOutcome run() {
     out_.at = Clock::now();
-    process_ = start_process(options_.command, options_.environment);
+    process_ = start_process(options_.command, options_.environment, launcher_blocks());
     const sigset_t set = watched();
     signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     until_ = out_.at + options_.begin_within;
@@ -96,8 +115,7 @@ class Start {
                         fmt::join(descendants(), ", ")));
     while (read_some()) {  // what was printed last
     }
-    ::close(process_.error_output);
-    ::close(signals_);
+    for (const int file : {process_.output, process_.error_output, signals_}) ::close(file);
     finish();
     return std::move(out_);
   }
@@ -121,16 +139,19 @@ class Start {
 
   // Until something happens, or the time is up.
   void wait() {
-    pollfd files[2] = {{signals_, POLLIN, 0}, {process_.error_output, POLLIN, 0}};
+    pollfd files[] = {{signals_, POLLIN, 0},
+                      {open_[0] ? process_.output : -1, POLLIN, 0},
+                      {open_[1] ? process_.error_output : -1, POLLIN, 0}};
     const auto begin = Clock::now();
     const milliseconds left(
         std::clamp<int64_t>(std::chrono::ceil<milliseconds>(deadline() - begin).count(), 0, 60'000));
-    ::poll(files, reading_ ? 2 : 1, static_cast<int>(left.count()));
+    ::poll(files, std::size(files), static_cast<int>(left.count()));
     if (const auto late = Clock::now() - begin - left; late > kOverslept) postpone(late);
-    if (reading_ && files[1].revents != 0) read_some();
+    // Signals first: a rank that the same signal has ended has not failed.
     signalfd_siginfo signal;
     while (::read(signals_, &signal, sizeof signal) == sizeof signal)
       if (signal.ssi_signo != SIGCHLD) stop(static_cast<int>(signal.ssi_signo));
+    read_some();
     int status = 0;
     for (pid_t ended = 0; (ended = ::waitpid(-1, &status, WNOHANG)) > 0;) {
       if (ended != process_.process) continue;
@@ -154,27 +175,35 @@ class Start {
     }
   }
 
+  // Returns whether there may be more.
   bool read_some() {
-    pollfd file{process_.error_output, POLLIN, 0};
-    if (!reading_ || ::poll(&file, 1, 0) <= 0) return false;
+    const bool of_output =
+        read_from(process_.output, open_[0], [](std::string_view text) { print(text, STDOUT_FILENO); });
+    const bool of_errors =
+        read_from(process_.error_output, open_[1], [this](std::string_view text) { reader_.add(text); });
+    return of_output || of_errors;
+  }
+
+  template <class Take>
+  static bool read_from(int descriptor, bool& open, Take take) {
+    pollfd file{descriptor, POLLIN, 0};
+    if (!open || ::poll(&file, 1, 0) <= 0) return false;
     char bytes[4096];
-    const ssize_t got = ::read(process_.error_output, bytes, sizeof bytes);
-    if (got > 0) reader_.add({bytes, static_cast<size_t>(got)});
-    if (got == 0 || (got == -1 && errno != EINTR)) reading_ = false;
-    return reading_;
+    const ssize_t got = ::read(descriptor, bytes, sizeof bytes);
+    if (got > 0) take(std::string_view(bytes, static_cast<size_t>(got)));
+    if (got == 0 || (got == -1 && errno != EINTR)) open = false;
+    return open;
   }
 
   void hear(const RankReport& report) {
     using Kind = RankReport::Kind;
-    if (!ending_)
-      std::erase_if(standing_, [&](const Standing& s) {
-        return s.rank.process == report.process && s.rank.host == report.host;
-      });
+    if (!ending_) std::erase_if(standing_, [&](const Standing& s) { return s.rank.same_rank(report); });
     if (report.kind == Kind::started) {
       out_.begun.insert(report.rank);
       // The launcher starts all ranks at once. A rank whose keeper is killed before its report never begins.
       if (++begun_ == 1 && out_.stop_signal == 0)
         until_ = std::min(until_, Clock::now() + options_.begin_within / 4);
+      if (out_.stop_signal != 0) pass_stop_on();  // what came before did not reach this rank
       if (static_cast<int64_t>(begun_) != options_.ranks) return;
       out_.began = true;
       out_.all_begun = Clock::now();
@@ -197,7 +226,7 @@ class Start {
       out_.first = report;
       out_.words = lines_.get();
       fails();
-      until_ = std::min(until_, Clock::now() + grace_after(report));
+      if (out_.stop_signal == 0) until_ = std::min(until_, Clock::now() + grace_after(report));
     } else if (out_.first->kind == RankReport::Kind::ended && was_killed(report)) {
       // The failures of its peers follow from the killed rank; they were only received earlier.
       out_.first = report;
@@ -206,9 +235,13 @@ class Start {
       until_ = std::min(until_, Clock::now() + std::min(kLauncherEndsItself, options_.end_within));
   }
 
+  static bool was_stopped(const RankReport& report) {
+    return report.kind == RankReport::Kind::killed && is_stop_signal(report.value);
+  }
+
   // By SIGTERM processes are ended when another has failed.
   static bool was_killed(const RankReport& report) {
-    return report.kind == RankReport::Kind::killed && report.value != SIGTERM;
+    return report.kind == RankReport::Kind::killed && !was_stopped(report);
   }
 
   // Before their first step ranks may wait in MPI_Init for one that was killed, and cannot report anything.
@@ -222,22 +255,35 @@ class Start {
     if (out_.failed == Clock::time_point()) out_.failed = Clock::now();
   }
 
-  // A second signal ends the ranks at once.
+  // A second signal ends the ranks at once. So does the first where none has begun: nothing would be saved,
+  // and the launcher may not take signals yet.
   void stop(int signal) {
-    if (out_.stop_signal == 0) {
-      ::kill(process_.process, SIGUSR1);
-      until_ = std::min(until_, Clock::now() + options_.stop_grace);
-    } else {
-      until_ = Clock::now();
+    const auto now = Clock::now();
+    if (out_.stop_signal != 0) {
+      if (now - stopped_at_ >= kSameSignal && !ending_) escalate();
+      return;
     }
     out_.stop_signal = signal;
+    stopped_at_ = now;
+    if (begun_ > 0)
+      pass_stop_on();
+    else if (!ending_)
+      until_ = now;
   }
 
-  // SIGTERM to the launcher, which ends its ranks on all hosts; then SIGKILL to all that are left on this
-  // one.
+  // Keepers pass it on to their program once, however often it arrives.
+  void pass_stop_on() {
+    ::kill(process_.process, SIGUSR1);
+    if (ending_) return;
+    const auto until = stopped_at_ + options_.stop_grace;
+    // The other ranks have --grace after a rank's own failure; a rank that the same signal has ended is none.
+    until_ = out_.first && !was_stopped(*out_.first) ? std::min(until_, until) : until;
+  }
+
+  // To all keepers, by the launcher; then SIGKILL to all processes that are left on this host.
   void escalate() {
     if (!ending_) judge();
-    ::kill(process_.process, ending_ ? SIGKILL : SIGTERM);
+    ::kill(process_.process, ending_ ? SIGKILL : kEndRank);
     if (ending_) end_descendants(kSystemEnds), launcher_over_ = true;
     ending_ = true;
     until_ = Clock::now() + kLauncherEnds;
@@ -285,7 +331,9 @@ class Start {
   StartedProcess process_;
   int signals_ = -1;
   size_t begun_ = 0;
-  bool reading_ = true, launcher_over_ = false, ending_ = false;
+  bool open_[2] = {true, true};  // its stdout and stderr
+  bool launcher_over_ = false, ending_ = false;
+  Clock::time_point stopped_at_;
   Clock::time_point until_;
   std::vector<Standing> standing_;               // the longest first; as it was when the ranks were ended
   std::optional<Clock::time_point> ended_well_;  // when the first rank did
@@ -339,8 +387,7 @@ void block_signals() {
 }
 
 int stop_asked(milliseconds time) {
-  sigset_t set = watched();
-  ::sigdelset(&set, SIGCHLD);
+  const sigset_t set = watched_stops();
   const timespec wait{time.count() / 1000, time.count() % 1000 * 1'000'000};
   return std::max(0, ::sigtimedwait(&set, nullptr, &wait));
 }

@@ -70,13 +70,14 @@ struct StartOutcome {
   std::string cause() const;
 };
 
-/// Starts the command and returns when no process of it is left on this host. SIGTERM, SIGINT and SIGHUP to
-/// this process are passed on to the ranks (as SIGUSR1 of the launcher); a second one ends them at once.
-/// @pre block_signals() was called. @throws IoError when the launcher cannot be started.
+/// Starts the command and returns when no process of it is left on this host. A stop signal (stop_signals())
+/// to this process is passed on to the ranks, as SIGUSR1 of the launcher; a second one, after kSameSignal, ends
+/// them at once. The output of the launcher and its ranks is printed to stdout and stderr; without a reader it
+/// is lost. @pre block_signals() was called. @throws IoError when the launcher cannot be started.
 StartOutcome run_start(const StartOptions& options);
 
-/// Call it once, before the first start: SIGTERM, SIGINT, SIGHUP and SIGCHLD stay pending until run_start()
-/// or stop_asked() takes them.
+/// Call it once, before the first start: stop signals, but for those that this process was started to ignore,
+/// and SIGCHLD stay pending until run_start() or stop_asked() takes them.
 void block_signals();
 /// The signal that asks this process to stop, when one has come since; 0: none. Waits for one up to `time`.
 int stop_asked(std::chrono::milliseconds time);
