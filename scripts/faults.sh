@@ -2,6 +2,7 @@
 # Faults at random instants in runs under MPI that `sherd run` looks after: does each come back, how fast, and with the
 # bits of an undisturbed run resumed from the same checkpoint on the same ranks?
 #   scripts/faults.sh [RUNS]                   (20)
+#   scripts/faults.sh stops ['run/term-*/slow/*']   all stop signals once, or those whose case matches (scripts/faults_stop.sh)
 #   BUILD=build/release RANKS=3 SEED=N LIMIT=120 KINDS="stopped network" scripts/faults.sh 100      (KINDS: those alone)
 # A fault strikes one random rank (of RANKS), or all of the run, at a random instant after its first step, if nothing else is said:
 #   killed    SIGKILL
@@ -15,6 +16,8 @@
 #   requeued  the whole job is killed and started again as the same job (SLURM_JOB_ID) on another host name, on a file system
 #             that says it is NFS (root, unshare, a C compiler)
 #   exported  a rank is killed behind the export of the weights, when everything is saved and written
+#   ctrl-c term-all term-twice usr1 hup reader script    a stop: SIGINT to the run and to `tee`, SIGTERM to every process, the same
+#             twice in 50 ms, SIGUSR1 or SIGHUP to the program, the death of its log's reader, a script that starts the ranks
 #   room      the disk is full from then until 20 s after the last step: the weights in memory must be saved in the end
 # Prints a line for each run and a table: tried, hung, lost, and median and worst seconds from the fault to the next finished
 # step. Exit code 1 when any hung or is lost.
@@ -30,8 +33,8 @@ build=${BUILD:-build/release}
 ranks=${RANKS:-3}
 limit=${LIMIT:-120}
 train_gpt=$(readlink -f "$build/bin/train_gpt") sherd=$(readlink -f "$build/bin/sherd")
-if ! [[ $runs =~ ^[0-9]+$ && -x $train_gpt && -x $sherd ]]; then
-  echo "usage: [BUILD=FOLDER] $0 [RUNS]; $build/bin must have train_gpt and sherd" >&2
+if ! [[ $runs =~ ^([0-9]+|stops)$ && -x $train_gpt && -x $sherd ]]; then
+  echo "usage: [BUILD=FOLDER] $0 [RUNS | stops [PATTERN]]; $build/bin must have train_gpt and sherd" >&2
   exit 2
 fi
 mpirun=$(command -v mpirun) || { echo "SKIPPED, ALL OF IT: mpirun is missing (apt-get install openmpi-bin)" >&2; exit 77; }
@@ -39,7 +42,7 @@ RANDOM=${SEED:=$RANDOM}
 export SEED
 # All of it among the hosts, where they can be: their processes have a namespace of their own, and are seen from here.
 hosts=scripts/hosts.sh
-if [[ ! -e /run/sherd-hosts/count ]]; then
+if [[ $runs != stops && ! -e /run/sherd-hosts/count ]]; then
   why=$("$hosts" "$ranks" true 2>&1) && exec "$hosts" "$ranks" "$0" "$runs"
   echo "SKIPPED: cut networks: $why" >&2
 fi
@@ -79,6 +82,8 @@ else
   echo "SKIPPED: requeued jobs, for host names cannot be changed here (that takes root), or cc is missing" >&2
 fi
 command -v prlimit >/dev/null || { echo "SKIPPED: throws, for prlimit is missing" >&2; kinds=("${kinds[@]/throws/killed}"); }
+source scripts/faults_stop.sh
+if can_stop; then kinds+=("${stop_kinds[@]}"); else echo "SKIPPED: stop signals, for cc is missing" >&2; fi
 if [[ -n ${KINDS:-} ]]; then
   read -ra wanted <<<"$KINDS"
   for kind in "${wanted[@]}"; do
@@ -305,15 +310,26 @@ one_run() {
   [[ $seconds == - ]] || times[$kind]+="$seconds "
 }
 
-for ((n = 1; n <= runs; ++n)); do one_run $n "${kinds[RANDOM % ${#kinds[@]}]}"; done
+if [[ $runs == stops ]]; then
+  can_stop || exit 77
+  mapfile -t cases < <(stop_cases "${2:-*}")
+  runs=${#cases[@]}
+  for ((n = 1; n <= runs; ++n)); do stop_case $n "${cases[n - 1]}"; done
+else
+  for ((n = 1; n <= runs; ++n)); do
+    kind=${kinds[RANDOM % ${#kinds[@]}]}
+    mapfile -t cases < <(stop_cases "*/$kind/*")
+    if ((${#cases[@]} > 0)); then stop_case $n "${cases[RANDOM % ${#cases[@]}]}"; else one_run $n "$kind"; fi
+  done
+fi
 
 bad=0
-printf '\n%-8s %6s %6s %6s %10s %10s\n' fault tried hung lost 'median s' 'worst s'
+printf '\n%-10s %6s %6s %6s %10s %10s\n' fault tried hung lost 'median s' 'worst s'
 for kind in "${!tried[@]}"; do
   sorted=() median=- worst=-
   [[ -z ${times[$kind]:-} ]] || mapfile -t sorted < <(tr ' ' '\n' <<<"${times[$kind]% }" | sort -n)
   ((${#sorted[@]} == 0)) || median=${sorted[(${#sorted[@]} - 1) / 2]} worst=${sorted[-1]}
-  printf '%-8s %6d %6d %6d %10s %10s\n' "$kind" "${tried[$kind]}" "${hung[$kind]:-0}" "${lost[$kind]:-0}" "$median" "$worst"
+  printf '%-10s %6d %6d %6d %10s %10s\n' "$kind" "${tried[$kind]}" "${hung[$kind]:-0}" "${lost[$kind]:-0}" "$median" "$worst"
   bad=$((bad + ${hung[$kind]:-0} + ${lost[$kind]:-0}))
 done
 echo "seed $SEED: $runs runs, $bad hung or lost"

@@ -1,4 +1,5 @@
 // Runs that are asked to stop, by a signal or by the clock, and runs that check themselves.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include <sherd/checkpoint/files/checkpoint_folder.h>
+#include <sherd/train/guards/stop_request.h>
 
 #include "programs/runs/outcome.h"
 
@@ -41,7 +43,8 @@ Flags stop_flags(const Flags& extra) {
 /// train_gpt while it runs.
 class Running {
  public:
-  explicit Running(const Flags& flags) {
+  /// @param output a descriptor for its stdout; -1: this process's.
+  explicit Running(const Flags& flags, int output = -1) {
     Flags all = Flags{TRAIN_GPT, "--threads", TEST_THREADS} + flags;
     std::vector<char*> argv;
     for (auto& a : all) argv.push_back(a.data());
@@ -50,8 +53,9 @@ class Running {
     child_ = ::fork();
     if (child_ != 0) return;
     // When the tests run in the background, the shell may have had them ignored.
-    for (const int number : {SIGTERM, SIGINT, SIGUSR1}) ::signal(number, SIG_DFL);
+    for (const int number : stop_signals()) ::signal(number, SIG_DFL);
     if (std::freopen(err.c_str(), "w", stderr) == nullptr) ::_exit(126);
+    if (output >= 0) ::dup2(output, STDOUT_FILENO);
     ::execv(TRAIN_GPT, argv.data());
     ::_exit(127);
   }
@@ -153,6 +157,50 @@ TEST(StopRun, PreemptedAgainAndAgainTheRunIsBitIdentical) {
     }
     EXPECT_TRUE(read_file(weights) == read_file(whole_weights)) << show(arrangement);
   }
+}
+
+// Terminals and batch systems send them.
+TEST(StopRun, EachStopSignalSaves) {
+  for (const int number : stop_signals()) {
+    const fs::path folder = fresh("signalled"), metrics = fresh("signalled.jsonl");
+    Running training(stop_flags(
+        {"--ranks", "2", "--steps", "1000000", "--metrics", metrics.string(), "--save", folder.string()}));
+    ASSERT_TRUE(training.wrote(metrics, 3));
+    training.signal(number);
+    const Finished f = training.finish();
+    ASSERT_EQ(f.exit_code, 0) << number << f.err;
+    EXPECT_GT(step_of_the_end(folder, metrics), 0);
+  }
+}
+
+// `tee` that Ctrl-C has ended, too, or that was killed long before.
+TEST(StopRun, ALogWithoutAReaderLosesLinesAndNotTheRun) {
+  const fs::path folder = fresh("unread"), metrics = fresh("unread.jsonl");
+  Flags flags = stop_flags(
+      {"--ranks", "2", "--steps", "1000000", "--metrics", metrics.string(), "--save", folder.string()});
+  std::erase(flags, "--quiet");
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  Running training(flags, ends[1]);
+  ASSERT_TRUE(training.wrote(metrics, 3));
+  for (const int end : ends) ::close(end);
+  ASSERT_TRUE(training.wrote(metrics, static_cast<int>(read_steps(metrics).size()) + 20));
+  training.signal(SIGINT);
+  const Finished f = training.finish();
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_GT(step_of_the_end(folder, metrics), 0);
+}
+
+// Programs that train nothing end with their reader, as `head` expects.
+TEST(StopRun, HelpWithoutAReaderEndsQuietly) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  ::close(ends[0]);
+  Running help({"--help-all"}, ends[1]);
+  ::close(ends[1]);
+  const Finished f = help.finish();
+  EXPECT_EQ(f.exit_code, 1000 + SIGPIPE);
+  EXPECT_EQ(f.err, "");
 }
 
 TEST(StopRun, WithoutSaveItStopsAndSaysThatNothingWasKept) {

@@ -32,7 +32,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// Takes Open MPI's arguments, starts as many processes, passes SIGUSR1 on to them, and ends them by SIGTERM.
+// Takes Open MPI's arguments, starts as many processes, and passes SIGUSR1 and SIGURG on to them.
 constexpr const char* kLauncher = R"(#!/bin/bash
 echo "launcher $*" >>"${0%/*}/log"
 while [[ $1 != -n ]]; do shift; done
@@ -40,6 +40,7 @@ n=$2
 shift 2
 pids=()
 trap 'kill -USR1 "${pids[@]}" 2>/dev/null' USR1
+trap 'kill -URG "${pids[@]}" 2>/dev/null' URG
 trap 'kill -TERM "${pids[@]}" 2>/dev/null; sleep 0.2; kill -KILL "${pids[@]}" 2>/dev/null' TERM
 for ((r = 0; r < n; ++r)); do
   OMPI_COMM_WORLD_RANK=$r "$@" &
@@ -107,8 +108,8 @@ TEST_F(Run, EndsWithItsProgram) {
   EXPECT_THAT(f.err, AllOf(HasSubstr("sherd run: start 1 of at most 4: 3 ranks, from the beginning\n"),
                            HasSubstr("noise of 1"), HasSubstr("sherd run: ended well: 0 restarts"),
                            Not(HasSubstr("sherd-run-rank"))));
-  EXPECT_THAT(log(),
-              AllOf(HasSubstr("-n 3"), HasSubstr("--enable-recovery"), HasSubstr("program --flag value\n")));
+  EXPECT_THAT(log(), AllOf(HasSubstr("-n 3"), HasSubstr("--enable-recovery"),
+                           HasSubstr("sigkill_timeout 300 "), HasSubstr("program --flag value\n")));
 }
 
 TEST_F(Run, AKilledRankIsNamedAndAllAreStartedAgain) {
@@ -123,13 +124,19 @@ TEST_F(Run, AKilledRankIsNamedAndAllAreStartedAgain) {
 }
 
 TEST_F(Run, AKilledKeeperCostsItsRankAndIsNamed) {
-  program("[[ $start == 1 && $rank == 1 ]] && kill -KILL $PPID\n[[ $start == 1 ]] && exec sleep 600\ntrue");
-  const Finished f = run("--nproc 3 --grace 600");
-  EXPECT_EQ(f.exit_code, 0) << f.err;
-  EXPECT_EQ(starts(), 2);
-  EXPECT_THAT(f.err,
-              ContainsRegex("start 2 of at most 4: 3 ranks, from the beginning, because rank 1 \\(process "
-                            "[0-9]+ on [^)]*\\) was killed by signal 9 \\(Killed\\) after [0-9.]+ s"));
+  // The keeper and its parent, which the launcher has started.
+  for (const char* killed : {"$PPID", "$(ps -o ppid= $PPID)"}) {
+    fs::remove(folder_ / "log");
+    program(fmt::format(
+        "[[ $start == 1 && $rank == 1 ]] && kill -KILL {}\n[[ $start == 1 ]] && exec sleep 600\ntrue",
+        killed));
+    const Finished f = run("--nproc 3 --grace 600");
+    EXPECT_EQ(f.exit_code, 0) << f.err;
+    EXPECT_EQ(starts(), 2);
+    EXPECT_THAT(f.err,
+                ContainsRegex("start 2 of at most 4: 3 ranks, from the beginning, because rank 1 \\(process "
+                              "[0-9]+ on [^)]*\\) was killed by signal 9 \\(Killed\\) after [0-9.]+ s"));
+  }
 }
 
 TEST_F(Run, AfterAStepTheOthersHaveTheWholeGraceToReportAKilledRank) {
@@ -400,17 +407,20 @@ TEST_F(Run, RanksThatStandStoppedAreNamedAndNotWaitedFor) {
       f.err, ContainsRegex("because rank 0 .* ended with exit code 1.*; rank 1 .* was stopped by signal 19"));
 }
 
-TEST_F(Run, ALaunchersSigtermEndsRanksThatStandStopped) {
-  std::string asks = kLauncher;
-  const std::string kill = "; sleep 0.2; kill -KILL \"${pids[@]}\" 2>/dev/null";
-  asks.erase(asks.find(kill), kill.size());
-  asks.insert(asks.rfind("exit 0"), "echo \"all ended\" >>\"${0%/*}/log\"\n");
-  script("mpirun", asks);
-  program(std::string(kStops) + "[[ $start == 2 || $rank == 1 ]] || exit 1");
-  const Finished f = run("--nproc 2 --grace 3600");
-  EXPECT_EQ(f.exit_code, 0) << f.err;
-  const std::string said = log();
-  EXPECT_LT(said.find("all ended"), said.rfind("launcher ")) << said;
+// What the supervisor has it pass on, and the SIGTERM by which its part on another host ends ranks.
+TEST_F(Run, ALaunchersSignalEndsRanksThatStandStopped) {
+  for (const char* signal : {"URG", "TERM"}) {
+    for (const char* file : {"log", "pid"}) fs::remove(folder_ / file);
+    std::string asks = kLauncher;
+    asks.replace(asks.find("kill -URG"), 9, std::string("kill -") + signal);
+    asks.insert(asks.rfind("exit 0"), "echo \"all ended\" >>\"${0%/*}/log\"\n");
+    script("mpirun", asks);
+    program(std::string(kStops) + "[[ $start == 2 || $rank == 1 ]] || exit 1");
+    const Finished f = run("--nproc 2 --grace 3600");
+    EXPECT_EQ(f.exit_code, 0) << f.err;
+    const std::string said = log();
+    EXPECT_LT(said.find("all ended"), said.rfind("launcher ")) << signal << said;
+  }
 }
 
 TEST_F(Run, ARankThatStandsStoppedTooLongHasFailed) {
@@ -497,12 +507,12 @@ TEST_F(Run, WrongArgumentsExitWith2) {
   EXPECT_EQ(log(), "") << "nothing was started";
 }
 
-/// `sherd run` as a child of this process; its stderr is in the file `.err`.
-pid_t start(const TemporaryFolder& folder, const std::string& arguments) {
+/// `sherd run` as a child of this process; its stderr is in the file `.err`, if `output` sends it nowhere else.
+pid_t start(const TemporaryFolder& folder, const std::string& arguments, const std::string& output = "") {
   const pid_t child = ::fork();
   if (child != 0) return child;
-  const std::string command =
-      std::string("exec ") + SHERD_TOOL + " " + arguments + " >/dev/null 2>" + (folder / ".err");
+  const std::string command = std::string("exec ") + SHERD_TOOL + " " + arguments + " >/dev/null 2>" +
+                              (folder / ".err") + " " + output;
   ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
   ::_exit(127);
 }
@@ -514,24 +524,173 @@ bool within_seconds(int seconds, Done done) {
   return done();
 }
 
-TEST_F(Run, ASignalIsPassedOnAndTheRanksMaySave) {
-  program("trap 'echo saved >>$here/saves; exit 0' TERM\necho x >>$here/ready\nwhile :; do sleep 0.05; done");
+// What takes 3 s, and ends by no signal.
+constexpr const char* kSlowly = "trap \"\" TERM; for ((i = 0; i < 30; ++i)); do sleep 0.1; done; ";
+
+// A program that saves on SIGTERM; `saves` is what it does then.
+std::string saving(const std::string& saves = "") {
+  return "trap '" + saves +
+         "echo saved >>$here/saves; exit 0' TERM\necho x >>$here/ready\nwhile :; do sleep 0.05; done\n";
+}
+
+/// Two ranks that are asked to stop. `stop` gets the supervisor.
+class StopRun : public Run {
+ protected:
+  template <class Stop>
+  void expect_saved(Stop stop, const std::string& flags = "", const std::string& output = "") {
+    for (const char* file : {"log", "ready", "saves"}) fs::remove(folder_ / file);
+    const pid_t child = start(folder_, arguments("--nproc 2 " + flags), output);
+    ASSERT_TRUE(within_seconds(30, [&] { return read_bytes(folder_ / "ready") == "x\nx\n"; }));
+    stop(child);
+    EXPECT_EQ(code_of(child), 0) << read_bytes(folder_ / ".err");
+    EXPECT_EQ(read_bytes(folder_ / "saves"), "saved\nsaved\n");
+    EXPECT_EQ(starts(), 1);
+  }
+  static int code_of(pid_t child) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+  /// All processes below one, itself included.
+  static std::vector<pid_t> all_of(pid_t top) {
+    std::vector<pid_t> all = {top};
+    for (size_t i = 0; i < all.size(); ++i) {
+      std::istringstream children(read_bytes(fmt::format("/proc/{0}/task/{0}/children", all[i])));
+      for (pid_t child = 0; children >> child;) all.push_back(child);
+    }
+    return all;
+  }
+};
+
+TEST_F(StopRun, EachStopSignalIsPassedOnAndTheRanksMaySave) {
+  program(saving());
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) {
+    SCOPED_TRACE(signal);
+    expect_saved([&](pid_t run) { ::kill(run, signal); });
+    EXPECT_THAT(read_bytes(folder_ / ".err"), HasSubstr("stopped as asked, and ended well"));
+  }
+}
+
+// scancel, systemd: the launcher, the keepers and the ranks have it, too.
+TEST_F(StopRun, ASignalToEveryProcessLeavesTheRanksTimeToSave) {
+  program(saving(kSlowly));
+  expect_saved([&](pid_t run) {
+    for (const pid_t process : all_of(run)) ::kill(process, SIGTERM);
+  });
+}
+
+TEST_F(StopRun, TwoSignalsAtOnceAreOne) {
+  program(saving(kSlowly));
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    std::chrono::steady_clock::duration between{};
+    expect_saved([&](pid_t run) {
+      const auto begin = std::chrono::steady_clock::now();
+      ::kill(run, SIGTERM);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ::kill(run, SIGHUP);
+      between = std::chrono::steady_clock::now() - begin;
+    });
+    if (between < std::chrono::milliseconds(200)) return;
+  }
+}
+
+TEST_F(StopRun, ALaterSignalEndsTheRanksAtOnce) {
+  program(saving("sleep 600; "));
   const pid_t child = start(folder_, arguments("--nproc 2"));
   ASSERT_TRUE(within_seconds(30, [&] { return read_bytes(folder_ / "ready") == "x\nx\n"; }));
   ::kill(child, SIGTERM);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  EXPECT_EQ(WEXITSTATUS(status), 0) << read_bytes(folder_ / ".err");
-  EXPECT_EQ(read_bytes(folder_ / "saves"), "saved\nsaved\n");
-  EXPECT_THAT(read_bytes(folder_ / ".err"), HasSubstr("stopped as asked, and ended well"));
-  EXPECT_EQ(starts(), 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  ::kill(child, SIGINT);
+  EXPECT_EQ(code_of(child), 1);
+  EXPECT_THAT(read_bytes(folder_ / ".err"), HasSubstr("stopped by signal 15"));
+  EXPECT_FALSE(fs::exists(folder_ / "saves"));
+}
+
+// A program ends at the second one.
+TEST_F(StopRun, ItsProgramReceivesOneSigtermHoweverManyItsKeeperDoes) {
+  program(
+      "trap 'echo term >>$here/terms' TERM\necho $PPID $(ps -o ppid= $PPID) >>$here/keepers\n"
+      "echo x >>$here/ready\nuntil [[ -e $here/end ]]; do sleep 0.05; done\necho saved >>$here/saves\n");
+  expect_saved([&](pid_t run) {
+    ::kill(run, SIGTERM);
+    EXPECT_TRUE(within_seconds(30, [&] { return read_bytes(folder_ / "terms") == "term\nterm\n"; }));
+    for (const int signal : {SIGTERM, SIGUSR1, SIGHUP}) {
+      std::istringstream keepers(read_bytes(folder_ / "keepers"));
+      for (pid_t keeper = 0; keepers >> keeper;) ::kill(keeper, signal);
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    }
+    folder_.write("end", "");
+  });
+  EXPECT_EQ(read_bytes(folder_ / "terms"), "term\nterm\n");
+}
+
+TEST_F(StopRun, ASignalThatItWasStartedToIgnoreStaysIgnored) {
+  program(saving());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGHUP, SIG_IGN);  // nohup
+    const pid_t run = start(folder_, arguments("--nproc 2"));
+    folder_.write("run", std::to_string(run));
+    ::_exit(code_of(run));
+  }
+  ASSERT_TRUE(within_seconds(30, [&] { return read_bytes(folder_ / "ready") == "x\nx\n"; }));
+  const pid_t run = std::stoi(read_bytes(folder_ / "run"));
+  ::kill(run, SIGHUP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  EXPECT_FALSE(fs::exists(folder_ / "saves"));
+  ::kill(run, SIGTERM);
+  EXPECT_EQ(code_of(child), 0);
+}
+
+// `tee` that Ctrl-C or anything else has ended.
+TEST_F(StopRun, OutputWithoutAReaderEndsNothing) {
+  program("for ((i = 0; i < 20; ++i)); do echo line; echo line >&2; done\n" +
+          saving("echo line; echo line >&2; "));
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ::fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+  expect_saved(
+      [&](pid_t run) {
+        ::close(ends[0]);
+        ::kill(run, SIGINT);
+      },
+      "", fmt::format(">&{0} 2>&{0} {0}>&-", ends[1]));
+  ::close(ends[1]);
+}
+
+// What it starts saves after it has ended, by the signal or by a trap of its own; in a session of its own, too.
+TEST_F(StopRun, AScriptThatStartsTheProgramLeavesItTimeToSave) {
+  script("inner", "#!/bin/bash\nhere=${0%/*}\n" + saving(kSlowly));
+  for (const char* starts : {"\"$here/inner\"\ntrue", "timeout 600 \"$here/inner\"\ntrue",
+                             "trap 'exit 0' TERM\nsetsid \"$here/inner\" &\nwait\n"}) {
+    SCOPED_TRACE(starts);
+    program(starts);
+    expect_saved([](pid_t run) { ::kill(run, SIGTERM); });
+    expect_saved([](pid_t run) {
+      for (const pid_t process : all_of(run)) ::kill(process, SIGTERM);
+    });
+  }
+}
+
+TEST_F(StopRun, TheCodeOfWhatAScriptStartsIsTheRanks) {
+  script(
+      "inner",
+      "#!/bin/bash\nhere=${0%/*}\ntrap 'exit 7' TERM\necho x >>$here/ready\nwhile :; do sleep 0.05; done\n");
+  program("\"$here/inner\"\ntrue");
+  const pid_t child = start(folder_, arguments("--nproc 1"));
+  ASSERT_TRUE(within_seconds(30, [&] { return fs::exists(folder_ / "ready"); }));
+  ::kill(child, SIGTERM);
+  EXPECT_EQ(code_of(child), 1);
+  EXPECT_THAT(read_bytes(folder_ / ".err"), HasSubstr("ended with exit code 7"));
 }
 
 TEST_F(Run, NothingOutlivesASupervisorThatIsKilled) {
-  // Suspended ones and those that ignore signals, too; their output shows whether one still runs.
-  program(
-      "trap '' TERM HUP INT\necho $$ >>$here/pids\n[[ $rank == 1 ]] && kill -STOP $$\nwhile :; do sleep "
-      "0.05; done");
+  // Suspended ones, those that ignore signals, and those that a script has started in a session of their own.
+  script("inner",
+         "#!/bin/bash\nhere=${0%/*}\ntrap '' TERM HUP INT\necho $$ >>$here/pids\n[[ $1 == 1 ]] && kill -STOP "
+         "$$\n"
+         "while :; do sleep 0.05; done\n");
+  program("setsid \"$here/inner\" $rank\ntrue");
   const pid_t child = start(folder_, arguments("--nproc 2"));
   std::string pids;
   ASSERT_TRUE(within_seconds(30, [&] {

@@ -87,6 +87,14 @@ TEST(StopRequest, KeepsTheFirstSignalAndRestoresTheHandlers) {
   }
   ASSERT_EQ(::sigaction(SIGUSR2, nullptr, &after), 0);
   EXPECT_EQ(before.sa_handler, after.sa_handler);
+  {
+    StopRequest request({.signals = {SIGUSR2}});
+    ::raise(SIGUSR2);
+    request.release_ignored();
+    ::raise(SIGUSR2);  // would end this process
+  }
+  ::raise(SIGUSR2);
+  ::sigaction(SIGUSR2, &before, nullptr);
   EXPECT_EQ(StopRequest::name_of(SIGTERM), "SIGTERM");
 }
 
@@ -103,6 +111,8 @@ TEST(StopRequest, IgnoredSignalsStayIgnoredAndMisuseIsNamed) {
                 StopRequest request({.signals = {SIGTERM, SIGKILL}});
               }),
               HasSubstr("SIGKILL cannot be taken"));
+  for (const int number : stop_signals()) EXPECT_TRUE(is_stop_signal(number));
+  EXPECT_FALSE(is_stop_signal(SIGPIPE));
   const StopRequest usable({.signals = {SIGTERM}});
 }
 
@@ -146,6 +156,15 @@ TEST(StopRequestDeathTest, ASecondSignalEndsTheProcessAtOnceAndSoDoesTheEndOfThe
         ::_exit(0);
       },
       ::testing::ExitedWithCode(128 + SIGTERM), "second signal.*nothing more was saved");
+  EXPECT_EXIT(
+      {
+        const StopRequest request({.signals = {SIGUSR1, SIGTERM}, .second_ends = false});
+        ::raise(SIGUSR1);
+        std::this_thread::sleep_for(400ms);
+        ::raise(SIGTERM);
+        ::_exit(request.signal() == SIGUSR1 ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "^$");
   EXPECT_EXIT(
       {
         const StopRequest request({.signals = {SIGTERM}, .grace = 50ms, .program = "test"});
