@@ -11,6 +11,7 @@
 #   kills         a saving run killed 1,000 times, or SHERD_KILLS
 #   preemptions   a run stopped by 50 signals and resumed, or SHERD_PREEMPTIONS
 #   faults        200 runs under MPI that a random fault strikes, or SHERD_FAULTS
+#   stops         every way to stop a run, with fast and slow saves
 #   copies        every flag and call that reads files under mpirun, with copies that differ and equal ones
 #   hosts         MPI over 2 and 4 hosts that are network namespaces, cables cut (root; skipped elsewhere)
 #   packages      .deb and archive, lintian, a bare Debian, Conan, vcpkg's port, a wheel, sherd inside another project, the CPU image's
@@ -70,6 +71,7 @@ where_possible() {
 scripts/install_deps.sh openmpi-bin iproute2 || failed+=("hosts: packages")
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 stage "faults" where_possible scripts/faults.sh "${SHERD_FAULTS:-200}"
+stage "stops" where_possible scripts/faults.sh stops
 for program in train_gpt libtorch_gpt copies_ranks; do
   [ ! -x "build/release/bin/$program" ] ||
     stage "copies, $program" where_possible env SHERD_NIGHTLY=1 tests/programs/runs/mpi_copies_test.sh build/release/bin "$program"

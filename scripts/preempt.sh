@@ -2,7 +2,7 @@
 # Preempts a training run again and again, at random instants, and resumes it each time; in the end its losses, norms and
 # weights must be those, bit by bit, of an uninterrupted run. Prints a tally; exit code 1 for any difference.
 #   scripts/preempt.sh [N [TRAIN_GPT [FLAGS...]]]
-# N signals (50), SIGTERM, SIGINT and SIGUSR1 in turn; the program of the release preset by default; further flags go to
+# N signals (50), SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 in turn; the program of the release preset by default; further flags go to
 # every run ("--ranks 4 --strategy zero3 --optimizer muon" by default). SEED=N draws other instants.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ set -m  # a shell without job control starts background jobs with SIGINT ignored
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 model=(--dim 32 --layers 2 --heads 2 --seq 32 --batch 8 --threads 1 --seed 3 --measure-peak false --quiet "${flags[@]}")
-signals=(TERM INT USR1)
+signals=(TERM INT USR1 USR2)
 
 figures() { grep -oE '"(step|loss|grad_norm|num_zeros)": [^,}]*' "$1"; }
 steps_of() { if [[ -f $1 ]]; then grep -c '"step":' "$1"; else echo 0; fi; }
@@ -32,7 +32,7 @@ while ((stops < wanted)); do
   before=$(steps_of "$scratch/metrics")
   while kill -0 $run 2>/dev/null && (($(steps_of "$scratch/metrics") <= before)); do sleep 0.01; done
   sleep "0.$(printf %03d $((RANDOM % 200)))"
-  name=${signals[stops % 3]}
+  name=${signals[stops % ${#signals[@]}]}
   begin=$(date +%s%N)
   kill -s "$name" $run
   wait $run

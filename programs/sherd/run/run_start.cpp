@@ -77,8 +77,11 @@ class LastLine {
         if (now_.size() < kMaxWords) now_ += c;
         continue;
       }
-      // Frames of mpirun's messages say nothing, and neither do its complaints about a rank that went.
-      if (now_.find_first_not_of("- \t") != now_.npos && now_.find("PMIX ERROR") == now_.npos) last_ = now_;
+      // Frames of mpirun's messages say nothing, and neither do its complaints about a rank that went, or its
+      // notes of signals.
+      if (now_.find_first_not_of("- \t") != now_.npos && now_.find("PMIX ERROR") == now_.npos &&
+          now_.find("Forwarding signal") == now_.npos)
+        last_ = now_;
       now_.clear();
     }
   }

@@ -524,8 +524,8 @@ bool within_seconds(int seconds, Done done) {
   return done();
 }
 
-// What takes 3 s, and ends by no signal.
-constexpr const char* kSlowly = "trap \"\" TERM; for ((i = 0; i < 30; ++i)); do sleep 0.1; done; ";
+// What takes 1.5 s at least, and ends by no signal.
+constexpr const char* kSlowly = "trap \"\" TERM; for ((i = 0; i < 15; ++i)); do sleep 0.1; done; ";
 
 // A program that saves on SIGTERM; `saves` is what it does then.
 std::string saving(const std::string& saves = "") {
