@@ -20,6 +20,18 @@ if(NOT TARGET DNNL::dnnl)
     INTERFACE_INCLUDE_DIRECTORIES ${DNNL_INCLUDE_DIR})
 endif()
 
+# A newer one links Abseil, which its package file finds; Debian 12 has no such file.
+if(NOT TARGET re2::re2)
+  find_package(re2 CONFIG QUIET)
+endif()
+if(NOT TARGET re2::re2)
+  find_library(RE2_LIBRARY NAMES ${RE2_LIBRARY_NAMES} re2 REQUIRED)
+  find_path(RE2_INCLUDE_DIR re2/re2.h REQUIRED)
+  add_library(re2::re2 UNKNOWN IMPORTED)
+  set_target_properties(re2::re2 PROPERTIES IMPORTED_LOCATION ${RE2_LIBRARY}
+    INTERFACE_INCLUDE_DIRECTORIES ${RE2_INCLUDE_DIR})
+endif()
+
 find_library(XXHASH_LIBRARY NAMES ${XXHASH_LIBRARY_NAMES} xxhash REQUIRED)
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
 if(NOT TARGET xxHash::xxhash)

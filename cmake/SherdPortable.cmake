@@ -1,7 +1,7 @@
 # Programs that run on other Linux machines with an older or newer distribution: what Debian has static archives of is
 # linked from those, the rest is looked for in lib/ beside bin/ (scripts/gpu_check.sh --pack puts it there).
 #
-#   static: protobuf, xxHash, LAPACK, BLAS and Fortran's runtime (netlib's: no program depends on their speed); fmt from
+#   static: protobuf, RE2, xxHash, LAPACK, BLAS and Fortran's runtime (netlib's: no program depends on their speed); fmt from
 #           its headers
 #   shared: oneDNN (no archive), and with it libgomp and libstdc++, of which a program must not have two; libcrypto, which
 #           is large; CUDA, NCCL
@@ -15,6 +15,7 @@ set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib:$ORIGIN/../cuda/lib64:/usr/local/cuda/lib64")
 # RPATH, not RUNPATH: it holds for what oneDNN needs, too (libOpenCL).
 add_link_options(-Wl,--disable-new-dtags)
+set(RE2_LIBRARY_NAMES libre2.a)
 set(XXHASH_LIBRARY_NAMES libxxhash.a)
 
 find_path(FMT_INCLUDE_DIR fmt/core.h REQUIRED)

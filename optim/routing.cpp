@@ -5,19 +5,21 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <iterator>
 #include <map>
-#include <regex>
+#include <string_view>
+
+#include <sherd/fsdp/name_pattern.h>
 
 namespace sherd {
 namespace {
 
-std::regex compile(const std::string& pattern) {
+NamePattern compile(const std::string& pattern) {
   try {
-    return std::regex(pattern);
-  } catch (const std::regex_error& e) {
-    throw InvalidArgument(
-        fmt::format("routing pattern '{}' is not a regular expression: {}", pattern, e.what()));
+    return NamePattern(pattern);
+  } catch (const InvalidArgument& e) {
+    throw InvalidArgument(fmt::format("routing pattern {}", e.what()));
   }
 }
 
@@ -79,15 +81,18 @@ class Doubts {
   std::vector<std::string> lines(const std::vector<Route>& routes) const {
     std::vector<std::string> lines;
     for (auto& d : all_) {
-      const std::regex regex(d.pattern);
-      const bool matches_others = std::any_of(routes.begin(), routes.end(), [&](const Route& r) {
-        return pattern_for(r.name) != d.pattern && std::regex_search(r.name, regex);
-      });
+      const auto matches_others = [&](const NamePattern& pattern) {
+        return std::any_of(routes.begin(), routes.end(), [&](const Route& r) {
+          return pattern.matches(r.name) && pattern_for(r.name) != d.pattern;
+        });
+      };
+      // A name of hundreds of bytes may make a pattern that no rule may have.
+      const bool exact = d.pattern.size() > NamePattern::kMostBytes || matches_others(compile(d.pattern));
       lines.push_back(
           fmt::format("'{}'{}: {}; if {} hidden {}, add to RoutingOptions::rules '{}={}'", d.first,
                       d.count == 1 ? "" : fmt::format(" and {} more like it", d.count - 1), d.reason,
                       d.count == 1 ? "it is a" : "they are", d.count == 1 ? "matrix" : "matrices",
-                      matches_others ? pattern_for(d.first, true) : d.pattern, name_of(hidden_)));
+                      exact ? pattern_for(d.first, true) : d.pattern, name_of(hidden_)));
     }
     return lines;
   }
@@ -105,8 +110,8 @@ class Doubts {
 }  // namespace
 
 Routing route(ModuleBase& root, const RoutingOptions& options) {
-  const std::regex not_hidden = compile(options.not_hidden);
-  std::vector<std::regex> patterns;
+  const NamePattern not_hidden = compile(options.not_hidden);
+  std::vector<NamePattern> patterns;
   std::vector<std::string> wrong;
   for (auto& rule : options.rules) {
     patterns.push_back(compile(rule.pattern));
@@ -131,7 +136,7 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
     const bool matrix = dims == 2 || dims == 3;  // of three dimensions: a stack of matrices
     // The first matching rule wins. It may set an algorithm, settings, or both.
     size_t hit = 0;
-    while (hit < patterns.size() && !std::regex_search(name, patterns[hit])) ++hit;
+    while (hit < patterns.size() && !patterns[hit].matches(name)) ++hit;
     const RoutingRule* rule = hit < patterns.size() ? &options.rules[hit] : nullptr;
     if (rule != nullptr) {
       used[hit] = true;
@@ -152,7 +157,7 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
       r.reason = fmt::format("{} for all", title_of(r.algorithm));
     } else if (!matrix) {
       r.reason = "not a matrix";
-    } else if (!options.not_hidden.empty() && std::regex_search(name, not_hidden)) {
+    } else if (!options.not_hidden.empty() && not_hidden.matches(name)) {
       r.reason = fmt::format("not_hidden '{}'", options.not_hidden);
     } else {
       if (guess.role == Role::hidden) r.algorithm = options.optimizer;
@@ -196,8 +201,8 @@ Routing Routing::part(const std::function<bool(const Route&)>& takes) const {
 }
 
 Routing Routing::part(const std::string& pattern) const {
-  const std::regex regex = compile(pattern);
-  const auto matches = [&](const Route& r) { return std::regex_search(r.name, regex); };
+  const NamePattern regex = compile(pattern);
+  const auto matches = [&](const Route& r) { return regex.matches(r.name); };
   if (std::none_of(routes.begin(), routes.end(), matches))
     throw InvalidArgument(
         fmt::format("Routing::part('{}') matches the name of none of the {} routes", pattern, routes.size()));
@@ -243,23 +248,42 @@ struct Row {
   }
 };
 
+struct NumberedName {
+  std::string pattern;  // as Row's
+  int64_t number;       // in place of the first star; -1 without one
+};
+
+// Returns the name with a star for each list index, a number of at most nine digits between dots.
+NumberedName without_indices(std::string_view name) {
+  NumberedName n{"", -1};
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    int64_t number = -1;
+    if (part.size() <= 9 && part.find_first_not_of("0123456789") == part.npos)
+      std::from_chars(part.data(), part.data() + part.size(), number);
+    if (n.number < 0) n.number = number;
+    if (begin > 0) n.pattern += '.';
+    n.pattern += number < 0 ? part : "*";
+    begin = end + 1;
+  }
+  return n;
+}
+
 // Returns the lines of the table: routes whose names differ in list indices alone share one, if shape,
 // optimizer and reason are equal.
 std::vector<Row> rows_of(const std::vector<Route>& routes) {
-  const std::regex between_dots(R"((^|\.)([0-9]{1,9})(?=\.|$))");
   std::vector<Row> rows;
   for (const Route& r : routes) {
-    std::smatch match;
-    const int64_t number = std::regex_search(r.name, match, between_dots) ? std::stoll(match[2]) : 0;
-    const std::string pattern = std::regex_replace(r.name, between_dots, "$1*");
+    const NumberedName name = without_indices(r.name);
     const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& row) {
-      return row.pattern == pattern && row.first->algorithm == r.algorithm && row.first->reason == r.reason &&
-             row.first->param.global_shape() == r.param.global_shape();
+      return row.pattern == name.pattern && row.first->algorithm == r.algorithm &&
+             row.first->reason == r.reason && row.first->param.global_shape() == r.param.global_shape();
     });
     if (found == rows.end()) {
-      rows.push_back({pattern, &r, {number}});
+      rows.push_back({name.pattern, &r, {name.number}});
     } else {
-      found->numbers.push_back(number);
+      found->numbers.push_back(name.number);
     }
   }
   return rows;

@@ -14,7 +14,7 @@
 
 namespace sherd {
 
-/// Rule for parameters whose full name matches (std::regex, ECMAScript, searched anywhere).
+/// Rule for parameters whose full name matches (a NamePattern, fsdp/name_pattern.h).
 struct RoutingRule {
   std::string pattern = {};
   /// Their optimizer; unset: the one of their role.
@@ -28,11 +28,11 @@ struct RoutingOptions {
   /// else; any other, such as adamw, gets everything.
   Algorithm optimizer = Algorithm::muon;
   /// Overrides; the first match of each parameter applies.
-  /// @throws InvalidArgument (from route()) for an invalid regex, for invalid settings (naming all of them),
+  /// @throws InvalidArgument (from route()) for an invalid pattern, for invalid settings (naming all of them),
   /// for a rule that decides about no parameter, and for a rule that assigns a parameter that is neither a
   /// matrix nor a stack of matrices [count, rows, cols] to Muon or another optimizer for matrices only.
   std::vector<RoutingRule> rules = {};
-  /// Names (a regex, searched anywhere) that are never assigned to Muon by default, whatever their role; "" =
+  /// Names (a NamePattern) that are never assigned to Muon by default, whatever their role; "" =
   /// none.
   std::string not_hidden = {};
 };
@@ -69,7 +69,7 @@ struct Routing {
   ///    Optimizer generator(root, routing.part("^generator"), a), critic(root, routing.part("^critic"), b);
   /// @throws InvalidArgument when no route is taken.
   [[nodiscard]] Routing part(const std::function<bool(const Route&)>& takes) const;
-  /// Returns the routes whose name matches a regular expression (std::regex, ECMAScript, searched anywhere).
+  /// Returns the routes whose name matches a NamePattern.
   [[nodiscard]] Routing part(const std::string& pattern) const;
   [[nodiscard]] Routing part(const char* pattern) const { return part(std::string(pattern)); }
   /// Returns the routes of some parameters. @throws InvalidArgument also naming parameters that have no

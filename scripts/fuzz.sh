@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Fuzzes the readers of manifests, safetensors files, messages to a job's store, tokenizers, configurations, settings in
-# checkpoints and token files with clang's libFuzzer, address and undefined sanitizers. Usage: scripts/fuzz.sh [RUNS of each target, 200000] [TARGET...]
+# checkpoints, token files and patterns of names with clang's libFuzzer, address and undefined sanitizers. Usage: scripts/fuzz.sh [RUNS of each target, 200000] [TARGET...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${1:-200000}
 targets=("${@:2}")
-[ ${#targets[@]} -gt 0 ] || targets=(fuzz_manifest fuzz_safetensors fuzz_store fuzz_tokenizer fuzz_config fuzz_settings fuzz_tokens)
+[ ${#targets[@]} -gt 0 ] || targets=(fuzz_manifest fuzz_safetensors fuzz_store fuzz_tokenizer fuzz_config fuzz_settings fuzz_tokens fuzz_pattern)
 scripts/install_deps.sh clang libclang-rt-dev llvm  # llvm: names in the traces of crashes
 
 build=build/fuzz

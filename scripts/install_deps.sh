@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(
   g++ cmake ninja-build
-  libdnnl-dev liblapack-dev libfmt-dev libcli11-dev nlohmann-json3-dev libprotobuf-dev protobuf-compiler libxxhash-dev libssl-dev
+  libdnnl-dev liblapack-dev libfmt-dev libcli11-dev nlohmann-json3-dev libprotobuf-dev protobuf-compiler libre2-dev libxxhash-dev libssl-dev
   libgtest-dev libgmock-dev librapidcheck-dev
   "$@"
 )

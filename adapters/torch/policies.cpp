@@ -4,10 +4,10 @@
 #include <torch/nn/modules.h>
 
 #include <memory>
-#include <regex>
 #include <utility>
 #include <vector>
 
+#include <sherd/fsdp/name_pattern.h>
 #include <sherd/torch/detail/attached.h>
 #include <sherd/torch/detail/model.h>
 #include <sherd/torch/fully_shard.h>
@@ -35,12 +35,11 @@ std::vector<std::shared_ptr<::torch::nn::Module>> chosen(const ::torch::nn::Modu
 
 ModuleChoice of_name(const std::string& pattern) {
   try {
-    return [regex = std::regex(pattern)](const ::torch::nn::Module&, const std::string& name) {
-      return std::regex_search(name, regex);
+    return [names = NamePattern(pattern)](const ::torch::nn::Module&, const std::string& name) {
+      return names.matches(name);
     };
-  } catch (const std::regex_error& e) {
-    throw InvalidArgument(fmt::format(
-        "sherd::torch::of_name: '{}' is not a regular expression (ECMAScript): {}", pattern, e.what()));
+  } catch (const InvalidArgument& e) {
+    throw InvalidArgument(fmt::format("sherd::torch::of_name: {}", e.what()));
   }
 }
 

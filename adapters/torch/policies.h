@@ -20,7 +20,7 @@ ModuleChoice of_type() {
     return ((dynamic_cast<const M*>(&module) != nullptr) || ...);
   };
 }
-/// Chooses modules whose full name matches a regular expression (std::regex, ECMAScript, searched anywhere).
+/// Chooses modules whose full name matches a NamePattern (fsdp/name_pattern.h).
 /// @throws InvalidArgument for an invalid one.
 ModuleChoice of_name(const std::string& pattern);
 /// Chooses libtorch's normalizations and SyncBatchNorm.

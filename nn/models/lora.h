@@ -13,7 +13,7 @@ namespace sherd::nn {
 struct LoraOptions {
   int64_t rank = 0;  ///< 0: no adapters
   double alpha = 0;  ///< the pair's product is multiplied by alpha / rank
-  /// Regular expression (std::regex, ECMAScript), searched in "model.layers.0.self_attn.q_proj" and the like: the matrices of
+  /// NamePattern (fsdp/name_pattern.h), searched in "model.layers.0.self_attn.q_proj" and the like: the matrices of
   /// attention, dense MLPs and shared experts. One that also matches a stack of experts is refused.
   std::string targets = {};
 };

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <regex>
 #include <string>
 
+#include <sherd/fsdp/name_pattern.h>
 #include <sherd/nn/kernels/experts/experts.h>
 #include <sherd/nn/models/causal_model.h>
 #include <sherd/nn/models/detail/decoder.h>
@@ -184,10 +184,9 @@ void check_lora(const ModelDescription& m, const LoraOptions& o, Problems& p) {
   p.unless(o.alpha > 0 && std::isfinite(o.alpha),
            fmt::format("the adapters' alpha {} must be positive", o.alpha));
   try {
-    (void)std::regex(o.targets);
-  } catch (const std::regex_error& e) {
-    p.unless(false,
-             fmt::format("the adapters' targets '{}' are not a regular expression: {}", o.targets, e.what()));
+    (void)NamePattern(o.targets);
+  } catch (const InvalidArgument& e) {
+    p.unless(false, fmt::format("the adapters' targets {}", e.what()));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "config.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -83,6 +84,16 @@ void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool 
   }
 }
 
+/// Appends to a refusal of an inherited value where it comes from.
+void name_checkpoint(std::string& problem, const std::vector<std::string_view>& inherited,
+                     const std::string& checkpoint) {
+  const std::string flag = problem.substr(0, problem.find_first_of(" :,"));
+  const auto is_flag = [&](std::string_view name) { return sherd::flag_of(name) == flag; };
+  if (std::any_of(inherited.begin(), inherited.end(), is_flag))
+    problem += fmt::format(" ({} was saved with the checkpoint of --resume {}; give the flag to replace it)",
+                           flag, checkpoint);
+}
+
 /// Drops outputs that a config file names and that a run without training does not write.
 void drop_outputs_of_training(TrainConfig& c) {
   for (std::string* const output : {&c.save, &c.loss_svg, &c.trace, &c.timeline}) output->clear();
@@ -131,7 +142,10 @@ CommandLine parse_config(int argc, const char* const* argv) {
   const bool is_inherited = std::find(names.begin(), names.end(), "lr") != names.end();
   if (!c.model.empty() && !c.from_scratch && c.resume.empty() && !is_given("lr") && !is_inherited)
     line.config.lr = kFineTuningRate;
-  check_rules(line.config, sherd::check_values(fields, given, problems), {given, is_given}, problems);
+  const std::set<std::string_view> bad = sherd::check_values(fields, given, problems);
+  const size_t before_rules = problems.size();
+  check_rules(line.config, bad, {given, is_given}, problems);
+  for (size_t i = before_rules; i < problems.size(); ++i) name_checkpoint(problems[i], names, c.resume);
   if (!problems.empty() && !unread.empty())
     problems.push_back(
         fmt::format("--resume {}: its settings cannot be read: {}", line.config.resume, unread));

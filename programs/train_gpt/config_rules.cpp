@@ -1,11 +1,11 @@
 #include "config_rules.h"
 
-#include <regex>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/fsdp/name_pattern.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/train/data/token_list.h>
 
@@ -120,15 +120,15 @@ void Rules::check_experts() const {
 }
 
 void Rules::check_frozen() const {
-  const auto require_regex = [&](const char* flag, const std::string& pattern) {
+  const auto require_pattern = [&](const char* flag, const std::string& pattern) {
     try {
-      (void)std::regex(pattern);
-    } catch (const std::regex_error& e) {
-      refuse("{} '{}': not a regular expression: {}", flag, pattern, e.what());
+      (void)sherd::NamePattern(pattern);
+    } catch (const sherd::InvalidArgument& e) {
+      refuse("{} {}", flag, e.what());
     }
   };
-  require_regex("--freeze", c.freeze);
-  require_regex("--lora-targets", c.lora_targets);
+  require_pattern("--freeze", c.freeze);
+  require_pattern("--lora-targets", c.lora_targets);
   if (c.lora_rank == 0) {
     const auto of_adapters = [](std::string_view name) {
       return name == "lora_alpha" || name == "lora_targets";

@@ -4,11 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <regex>
 
 #include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/format/manifest.h>
 #include <sherd/checkpoint/weights.h>
+#include <sherd/fsdp/name_pattern.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/printable.h>
 #include <sherd/nn/models/presets.h>
@@ -238,10 +238,10 @@ std::vector<sherd::FileCopy> model_copies(const TrainConfig& c) {
 
 void freeze_parameters(sherd::ModuleBase& model, const std::string& pattern) {
   if (pattern.empty()) return;
-  const std::regex regex(pattern);
+  const sherd::NamePattern frozen(pattern);
   bool some = false, all = true;
   for (auto& [name, p] : model.named_parameters()) {
-    if (std::regex_search(name, regex)) {
+    if (frozen.matches(name)) {
       p.freeze();
       some = true;
     }

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
-#include <regex>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <sherd/fsdp/name_pattern.h>
+#include <sherd/kernels/device/printable.h>
 #include <sherd/optim/muon/coefficients.h>
 #include <sherd/optim/normuon.h>
 #include <sherd/optim/soap.h>
@@ -46,16 +47,20 @@ sherd::Algorithm algorithm_named(const std::string& name) {
        {sherd::Algorithm::adamw, sherd::Algorithm::muon, sherd::NorMuon::kName, sherd::Soap::kName})
     if (a.name() == name) return a;
   throw sherd::InvalidArgument(
-      fmt::format("optimizer '{}' is unknown; use adamw, muon, normuon or soap", name));
+      fmt::format("optimizer '{}' is unknown; use adamw, muon, normuon or soap", sherd::printable(name)));
 }
+
+/// Each rule's compiled pattern has up to 256 KiB, and a checkpoint's rules may be a stranger's.
+constexpr size_t kMostRules = 1000;
 
 std::vector<sherd::RoutingRule> routing_rules(const std::string& text) {
   std::vector<sherd::RoutingRule> rules;
   for (const std::string& rule : split(text, ';')) {
     const size_t equals = rule.rfind('=');
     if (equals == std::string::npos || equals == 0)
-      throw sherd::InvalidArgument(fmt::format(
-          "--route '{}': write REGEX=OPTIMIZER, such as REGEX=muon, several separated by ';'", rule));
+      throw sherd::InvalidArgument(
+          fmt::format("--route '{}': write REGEX=OPTIMIZER, such as REGEX=muon, several separated by ';'",
+                      sherd::printable(rule)));
     rules.push_back({rule.substr(0, equals), algorithm_named(rule.substr(equals + 1))});
   }
   return rules;
@@ -171,7 +176,11 @@ std::vector<std::string> optimizer_problems(const Settings& c) {
     problems.push_back(
         fmt::format("--route '{}': no rule; write REGEX=OPTIMIZER, such as REGEX=muon", c.route));
   collect(problems, "--route", [&] {
-    for (auto& rule : routing_rules(c.route)) std::regex(rule.pattern);
+    const std::vector<sherd::RoutingRule> rules = routing_rules(c.route);
+    if (rules.size() > kMostRules)
+      throw sherd::InvalidArgument(
+          fmt::format("{} rules are more than {}; join names by '|'", rules.size(), kMostRules));
+    for (const sherd::RoutingRule& rule : rules) (void)sherd::NamePattern(rule.pattern);
   });
   for (std::string& problem : normuon_problems(c)) problems.push_back(std::move(problem));
   if (c.soap_beta == 1) problems.push_back("--soap-beta 1: must be less than 1");

@@ -159,6 +159,13 @@ constexpr const char* kSettings[] = {
     R"({"text":"path","word":"two","steps":7,"seed":18446744073709551615,"lr":1e-3,"least":null,"quiet":true})",
     R"({"text":[["x"]],"word":"three","steps":-1,"seed":1.5,"lr":"fast","least":{"a":{}},"quiet":0})"};
 
+constexpr const char* kPatterns[] = {"q_proj|v_proj\nmodel.layers.0.self_attn.q_proj\nmodel.norm",
+                                     "!^model\\.layers\\.61\\.\nmodel.layers.6.mlp",
+                                     "(^|[.])muon:\nfirst.muon:a",
+                                     "(((\\w*)*)*)*Z\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+                                     "(?:([ab]{50}|b){9}|[^a-c]{0,3}?)+$\nabababababab",
+                                     "^(?!a)(b)\\1\nab"};
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -175,6 +182,7 @@ int main(int, char** argv) {
   add_texts("fuzz_tokenizer", kTokenizers);
   add_texts("fuzz_config", kConfigs);
   add_texts("fuzz_settings", kSettings);
+  add_texts("fuzz_pattern", kPatterns);
   const std::vector<std::vector<HandTensor>> checkpoints = {
       {cut_tensor("w", DType::f32, {2, 3}, 0, 1)},
       {cut_tensor("w", DType::f32, {4, 3}, 0, 2), cut_tensor("b", DType::bf16, {5}, 0, 2)},

@@ -11,6 +11,7 @@
 #include "optim/double_matrices.h"
 #include "optim/whole_tensors.h"
 
+#include "support/message_of.h"
 #include "support/toy_model.h"
 
 namespace sherd::test {
@@ -349,7 +350,10 @@ TEST(Routing, RulesOverrideAndMistakesAreExplained) {
       EXPECT_EQ(e.algorithm, Algorithm::adamw);
     }
   }
-  EXPECT_THROW((void)route(model, {.rules = {{"(", Algorithm::adamw}}}), InvalidArgument);
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                (void)route(model, {.rules = {{"(", Algorithm::adamw}}});
+              }),
+              HasSubstr("routing pattern '(': not a regular expression"));
   try {
     (void)route(model, {.rules = {{"norm", Algorithm::muon}}});
     FAIL();

@@ -68,7 +68,8 @@ TEST(TorchPolicies, LayersThatCannotBeReplacedSaySo) {
                   sherd::torch::wrap_each(*model, sherd::torch::of_type<nn::LSTMImpl>(), mesh_of(rank));
                 }),
                 HasSubstr("no module below the root is chosen"));
-    EXPECT_THAT(message_of([] { sherd::torch::of_name("("); }), HasSubstr("is not a regular expression"));
+    EXPECT_THAT(message_of([] { sherd::torch::of_name("("); }),
+                HasSubstr("sherd::torch::of_name: '(': not a regular expression"));
   });
 }
 

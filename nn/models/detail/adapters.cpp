@@ -15,7 +15,7 @@ Adapters::Adapters(const LoraOptions& options) : options_(options), targets_(opt
 void Adapters::add(std::vector<Adapter>& to, const std::string& path, const std::string& name,
                    const Parameter& weight, WeightCut cut, int64_t column, const TensorParallel& tp,
                    const Declare& declare) {
-  if (options_.rank == 0 || !std::regex_search(path + name, targets_)) return;
+  if (options_.rank == 0 || !targets_.matches(path + name)) return;
   const Shape& shape = weight.shape();
   Adapter p{.a = declare(name + ".lora_A.weight", {options_.rank, shape[1]},
                          kaiming_uniform(Fan::in, std::sqrt(1.0f / 3))),

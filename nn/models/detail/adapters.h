@@ -2,11 +2,11 @@
 #pragma once
 
 #include <functional>
-#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <sherd/fsdp/name_pattern.h>
 #include <sherd/nn/detail/adapter.h>
 #include <sherd/nn/models/lora.h>
 #include <sherd/nn/tensor_parallel.h>
@@ -34,13 +34,14 @@ class Adapters {
            const Parameter& weight, WeightCut cut, int64_t column, const TensorParallel& tp,
            const Declare& declare);
 
+  const NamePattern& targets() const { return targets_; }
   bool empty() const { return all_.empty(); }
   /// Adds every pair's product to its weight, and sets b to 0. Collective; between steps.
   void fold(ShardRuntime& runtime) const;
 
  private:
   LoraOptions options_;
-  std::regex targets_;
+  NamePattern targets_;
   std::vector<std::pair<Parameter, Adapter>> all_;
 };
 

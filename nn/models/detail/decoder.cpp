@@ -1,7 +1,6 @@
 #include <sherd/nn/models/detail/decoder.h>
 
 #include <cmath>
-#include <regex>
 
 #include <fmt/format.h>
 
@@ -81,13 +80,13 @@ Var DecoderLayer::forward(const Var& next, const Var& x, const SequenceRows& row
 namespace {
 
 /// A stack of experts that is a target would be left without adapters. @param name of its parameter
-void refuse_stack(const std::string& name, const std::string& targets) {
+void refuse_stack(const std::string& name, const NamePattern& targets) {
   const std::string matrix = name.substr(0, name.rfind('.'));
-  if (std::regex_search(matrix, std::regex(targets)))
+  if (targets.matches(matrix))
     throw InvalidArgument(
         fmt::format("causal_model: the adapters' targets '{}' match '{}', a stack of experts, which takes no "
                     "adapters; give an expression that leaves experts out, such as 'self_attn'",
-                    targets, matrix));
+                    targets.text(), matrix));
 }
 
 // sqrt(dim), rounded to the embedding's dtype as transformers does.
@@ -127,7 +126,7 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
                  : vocabulary_.cut(param(weight(names.head), rows, context_.values()));
   if (!context_.adapters) return;
   for (auto& [name, p] : named_parameters())
-    if (p.shape().size() == 3) refuse_stack(name, o.lora.targets);
+    if (p.shape().size() == 3) refuse_stack(name, context_.adapters->targets());
   if (context_.adapters->empty())
     throw InvalidArgument(
         fmt::format("causal_model: the adapters' targets '{}' match no matrix of attention or dense MLP, as "

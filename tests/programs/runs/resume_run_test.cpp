@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <sherd/checkpoint/format/manifest.h>
+
 #include "programs/runs/outcome.h"
 #include "temporary_folder.h"
 
@@ -62,6 +64,34 @@ TEST(ResumeRunNames, AFolderWithALineBreakInItsNameIsResumedAndShownInOneLine) {
   ASSERT_EQ(std::system(fmt::format("{} ckpt inspect '{}' >{}", SHERD_TOOL, folder.string(), table).c_str()),
             0);
   EXPECT_THAT(read_file(table), HasSubstr(scratch(shown).string() + "/step_00000003"));
+}
+
+// Thirteen bytes for which a backtracking matcher takes time exponential in the length of a parameter's name.
+TEST(ResumeRunPatterns, RecordedOnesAreMatchedInLinearTime) {
+  const fs::path folder = fresh("stranger");
+  ASSERT_EQ(run_small({"--steps", "1", "--save", folder.string()}).exit_code, 0);
+  const fs::path file = folder / "step_00000001" / "manifest.binpb";
+  Manifest manifest = decode_manifest(read_file(file));
+  std::string& config = manifest.training.info["config"];
+  const std::string none = R"("freeze":"")", hostile = R"((((\w*)*)*)*Z)";
+  ASSERT_NE(config.find(none), config.npos) << config;
+  config.replace(config.find(none), none.size(), R"("freeze":")" + hostile + '"');
+  write_file(file, encode_manifest(manifest));
+
+  const Finished resumed = run_small({"--steps", "2", "--resume", folder.string()});
+  EXPECT_EQ(resumed.exit_code, 1);
+  EXPECT_THAT(resumed.err, HasSubstr(R"(--freeze '(((\w*)*)*)*Z': matches no parameter)"));
+  for (const char* const command :
+       {"plan --hardware cpu --ranks 1 --resume", "ckpt inspect", "ckpt verify"}) {
+    const fs::path out = scratch("of_stranger");
+    const std::string line =
+        fmt::format("{} {} {} >{} 2>&1", SHERD_TOOL, command, folder.string(), out.string());
+    const int status = std::system(line.c_str());
+    if (std::string(command).starts_with("plan"))
+      EXPECT_THAT(read_file(out), HasSubstr("matches no parameter"));
+    else
+      EXPECT_EQ(status, 0) << read_file(out);
+  }
 }
 
 TEST_P(ResumeRun, GoesOnAsIfItHadNotStopped) {

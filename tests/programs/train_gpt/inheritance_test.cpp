@@ -115,6 +115,30 @@ TEST_F(Inheritance, FlagsAndTheFileWin) {
   EXPECT_EQ(parse_line({"--config", folder_.write("d.txt", "resume: '" + path() + "'")}).config.dim, 48);
 }
 
+// A stranger's checkpoint decides these.
+TEST_F(Inheritance, RecordedPatternsAreBoundedAndTheErrorNamesTheCheckpoint) {
+  const std::string deep(20000, '('), from = " was saved with the checkpoint of --resume " + path();
+  saved_.freeze = saved_.lora_targets = deep;
+  saved_.route = deep + "=muon";
+  write(config_text(saved_));
+  const std::string text = refusal({"--resume", path()});
+  for (const std::string flag : {"--freeze", "--lora-targets", "--route"})
+    EXPECT_THAT(text, HasSubstr("; write a shorter one, such as [0-9]+ for all layers (" + flag + from))
+        << flag;
+  EXPECT_THAT(text, AllOf(HasSubstr("(((...': not a regular expression: 20000 bytes are more than 1000"),
+                          HasSubstr("; give the flag to replace it)")));
+  EXPECT_LT(text.size(), 2000u);
+  EXPECT_THAT(refusal({"--resume", path(), "--freeze", "[", "--lora-targets", "a", "--route", "tok=adamw"}),
+              AllOf(HasSubstr("--freeze '['"), Not(HasSubstr(from))));
+
+  saved_.freeze = saved_.lora_targets = "a";
+  saved_.route.clear();
+  for (int i = 0; i < 1001; ++i) saved_.route += "a=muon;";
+  write(config_text(saved_));
+  EXPECT_THAT(refusal({"--resume", path()}),
+              AllOf(HasSubstr("--route: 1001 rules are more than 1000"), HasSubstr("(--route" + from)));
+}
+
 TEST_F(Inheritance, WeightsAloneBringWhatTheModelIsMadeOf) {
   const CommandLine line = parse_line({"--resume", path(), "--resume-parts", "model"});
   TrainConfig want;
