@@ -1,7 +1,8 @@
-# SHERD_CUDA: builds the CUDA backend; the default is on where nvcc is found.
+# SHERD_CUDA: builds the CUDA backend; the default is on where nvcc is found. As a part of another project only where
+# -DSHERD_CUDA=ON or the project asks for it.
 include(CheckLanguage)
 if(NOT DEFINED SHERD_CUDA)
-  if(SHERD_SANITIZE)
+  if(SHERD_SANITIZE OR NOT PROJECT_IS_TOP_LEVEL)
     set(found OFF)  # nvcc's host code is not instrumented; the kernels are tested there by emulation
   else()
     check_language(CUDA)
