@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
@@ -9,7 +11,9 @@
 #include <vector>
 
 #include <sherd/comm/bootstrap/detail/job_secret.h>
+#include <sherd/comm/bootstrap/detail/socket.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -122,6 +126,13 @@ std::string job_of(const Reader& reader, const Family& family) {
   return &family == &kSlurm && !job.empty() ? job + "." + reader.text("SLURM_STEP_ID") : job;
 }
 
+/// Whether it may be a host's name or a numeric address; names are resolved later, since they may not be known yet.
+bool may_be_host(const std::string& host) {
+  if (host.find(':') != host.npos) return is_address(host);
+  return std::ranges::all_of(
+      host, [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '-' || c == '_' || c >= 0x80; });
+}
+
 /// Without the brackets that addresses of IPv6 have in front of a port.
 std::string bare(const std::string& host) {
   return host.size() > 2 && host.front() == '[' && host.back() == ']' ? host.substr(1, host.size() - 2)
@@ -165,6 +176,11 @@ LaunchEnvironment from_environment(const EnvironmentLookup& get) {
     e.store_host = bare(reader.text("MASTER_ADDR"));
     if (e.store_host.empty() && e.one_host) e.store_host = "127.0.0.1";
     if (e.store_host.empty()) reader.wrong("MASTER_ADDR is not set");
+    if (!may_be_host(e.store_host))
+      reader.wrong(
+          fmt::format("MASTER_ADDR is \"{}\", which is neither a host's name nor an address; the port is "
+                      "MASTER_PORT",
+                      printable(e.store_host)));
     if (reader.has("SHERD_STORE_PORT"))
       e.store_port = reader.number("SHERD_STORE_PORT", 1, 65535);
     else if (e.one_host && !reader.has("MASTER_PORT"))

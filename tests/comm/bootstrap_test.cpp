@@ -226,6 +226,12 @@ TEST(Environment, RefusalsNameEverythingThatIsWrong) {
   EXPECT_THAT(
       refusal({{"RANK", "-1"}, {"WORLD_SIZE", "0"}, {"LOCAL_RANK", "99999999999999999999"}}),
       AllOf(HasSubstr("RANK is \"-1\""), HasSubstr("WORLD_SIZE is \"0\""), HasSubstr("LOCAL_RANK is \"")));
+  for (const std::string& address :
+       {"my host", " ", "127.0.0.1 ", "http://node0", "node0:29500", "node[1-4]"})
+    EXPECT_THAT(
+        refusal(with(kTwo, {{"MASTER_ADDR", address}})),
+        HasSubstr("MASTER_ADDR is \"" + address + "\", which is neither a host's name nor an address"))
+        << address;
   EXPECT_THAT(refusal({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}),
               AllOf(HasSubstr("SLURM_NTASKS is not set"), HasSubstr("SLURM_LOCALID is not set")));
 }

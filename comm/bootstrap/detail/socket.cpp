@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -30,7 +31,7 @@ Addresses resolve(const std::string& host, int port, int flags, std::string& why
   const int error =
       getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) {
-    why = fmt::format("the name {} is not known: {}", host, gai_strerror(error));
+    why = fmt::format("the name '{}' is not known: {}", printable(host), gai_strerror(error));
     found = nullptr;
   }
   return {found, &freeaddrinfo};
