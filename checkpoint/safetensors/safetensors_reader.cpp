@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/files/detail/foreign_content.h>
 #include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
 #include <sherd/kernels/device/error.h>
@@ -117,6 +118,11 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, FileSyst
     data_start_ = kLengthBytes + header_bytes;
     parse(header, size - data_start_);
   } catch (const CorruptCheckpoint& e) {
+    std::string begin(static_cast<size_t>(std::min<int64_t>(file_->size(), kForeignBytes)), '\0');
+    file_->read_at(0, begin.data(), std::ssize(begin));
+    if (const std::string what = foreign_content(begin); !what.empty())
+      throw CorruptCheckpoint(
+          fmt::format("'{}' is not a safetensors file: it {}", printable(path.string()), what));
     throw CorruptCheckpoint(
         fmt::format("'{}' is not a sound safetensors file: {}", printable(path.string()), e.what()));
   }

@@ -285,13 +285,11 @@ Manifest scan_safetensors(const fs::path& path, FileSystem& files, const Opaque&
     scan.add(name);
     any = true;
   }
-  if (!any) {
-    throw IoError(
-        fmt::format("cannot read '{}': it holds neither manifest.binpb nor .safetensors files; name a "
-                    "checkpoint's folder (such "
-                    "as step_00000100), a folder of safetensors files or one safetensors file",
-                    path.string()));
-  }
+  if (!any)
+    refuse_without_safetensors(
+        path, files,
+        "holds neither manifest.binpb nor .safetensors files; name a checkpoint's folder (such as "
+        "step_00000100), a folder of safetensors files or one safetensors file");
   return std::move(scan).finish();
 }
 

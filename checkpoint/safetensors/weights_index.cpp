@@ -63,11 +63,36 @@ std::vector<std::string> weights_files(const fs::path& folder, FileSystem& files
   std::vector<std::string> names = files.list(folder);
   std::erase_if(names, [](const std::string& name) { return !name.ends_with(".safetensors"); });
   if (names.empty())
-    throw IoError(
-        fmt::format("'{}' holds no .safetensors files: name a folder that transformers' "
-                    "save_pretrained() wrote",
-                    folder.string()));
+    refuse_without_safetensors(
+        folder, files,
+        "holds no .safetensors files; name a folder that transformers' save_pretrained() wrote");
   return names;
+}
+
+void refuse_without_safetensors(const fs::path& folder, FileSystem& files, std::string_view otherwise) {
+  std::string why(otherwise);
+  const std::vector<std::string> names = files.list(folder);
+  const auto greatest = [&](auto is) {
+    std::string found;
+    for (const std::string& name : names)
+      if (is(std::string_view(name))) found = std::max(found, name);
+    return found;
+  };
+  const std::string checkpoint = greatest([&](std::string_view name) {
+    return name.starts_with("step_") && files.kind(folder / name / "manifest.binpb") == Kind::file;
+  });
+  const std::string pytorch = greatest([](std::string_view name) {
+    return name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth");
+  });
+  if (!checkpoint.empty())
+    why = fmt::format("is a folder of checkpoints; name one of them, such as '{}'",
+                      (folder / checkpoint).string());
+  else if (!pytorch.empty())
+    why = fmt::format(
+        "holds PyTorch's {}, and .safetensors files alone are read; convert it in Python: "
+        "transformers.AutoModelForCausalLM.from_pretrained('{}').save_pretrained('NEW_FOLDER')",
+        shown(pytorch), folder.string());
+  throw IoError(fmt::format("cannot read '{}': it {}", folder.string(), why));
 }
 
 fs::path weights_path(const fs::path& path, FileSystem& files) {

@@ -54,6 +54,50 @@ std::string bytes_of(const std::filesystem::path& path, const std::string& name)
   return bytes;
 }
 
+/// As git-lfs leaves it in the place of a large file.
+std::string lfs_pointer() {
+  return "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, 'a') +
+         "\nsize 4000000000\n";
+}
+
+TEST(Scan, AFileOfAnotherKindIsNamedWithTheRemedy) {
+  const TemporaryFolder folder;
+  const auto of = [&](const std::string& bytes) { return refusal(folder.write("model.safetensors", bytes)); };
+  EXPECT_THAT(of(lfs_pointer()),
+              HasSubstr("model.safetensors' is not a safetensors file: it is a git-lfs pointer, not the file "
+                        "itself; run `git lfs pull` in its repository"));
+  EXPECT_THAT(of(std::string("PK\3\4", 4) + std::string(60, '\0')),
+              AllOf(HasSubstr("it is a zip archive, such as torch.save() writes"),
+                    HasSubstr("safetensors.torch.save_file()")));
+  EXPECT_THAT(of("<!DOCTYPE html><html><body>Access to this model is restricted</body></html>"),
+              AllOf(HasSubstr("it is a web page"), HasSubstr("hf download")));
+  EXPECT_THAT(of(std::string("GGUF") + std::string(60, '\0')), HasSubstr("a GGUF file of llama.cpp"));
+  EXPECT_THAT(of("some text that is none of these, and long enough"),
+              HasSubstr("is not a sound safetensors file: the header claims"));
+  folder.write("model.safetensors.index.json", lfs_pointer());
+  std::filesystem::remove(folder / "model.safetensors");
+  EXPECT_THAT(refusal(folder.path()),
+              HasSubstr("model.safetensors.index.json': the index is a git-lfs pointer"));
+}
+
+TEST(Scan, AFolderWithoutSafetensorsIsNamedWithWhatItHolds) {
+  const TemporaryFolder folder;
+  const auto refusal_of = [&](const std::string& name) {
+    return message_of<IoError>([&] { (void)scan_safetensors(folder / name); });
+  };
+  folder.write("bin/pytorch_model.bin", "x");
+  EXPECT_THAT(
+      refusal_of("bin"),
+      AllOf(HasSubstr("it holds PyTorch's \"pytorch_model.bin\", and .safetensors files alone are read"),
+            HasSubstr("from_pretrained('" + (folder / "bin") + "').save_pretrained(")));
+  folder.write("run/step_00000002/manifest.binpb", "x");
+  folder.write("run/step_00000010/manifest.binpb", "x");
+  EXPECT_THAT(refusal_of("run"), HasSubstr("it is a folder of checkpoints; name one of them, such as '" +
+                                           (folder / "run/step_00000010") + "'"));
+  folder.write("other/readme", "x");
+  EXPECT_THAT(refusal_of("other"), HasSubstr("it holds neither manifest.binpb nor .safetensors files"));
+}
+
 TEST(Scan, OneFile) {
   const TemporaryFolder folder;
   write_file(folder, "a.safetensors",

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/checkpoint/files/detail/foreign_content.h>
 #include <sherd/checkpoint/files/file_system.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/printable.h>
@@ -42,7 +43,18 @@ std::vector<std::string> files_below(const fs::path& folder) {
   return paths;
 }
 
+/// Other content than text may be trained on. Pointers have some 130 bytes, so that other files need not be read here.
+void refuse_pointer(const FileBytes& file) {
+  constexpr int64_t kFewest = 100, kMost = 300;
+  if (file.size() < kFewest || file.size() > kMost) return;
+  std::string begin(kLfsPointer.size(), '\0');
+  file.read(0, begin.data(), std::ssize(begin));
+  if (begin == kLfsPointer)
+    throw IoError(fmt::format("the data '{}' {}", printable(file.path().string()), foreign_content(begin)));
+}
+
 TokenFile text(std::shared_ptr<const FileBytes> bytes) {
+  refuse_pointer(*bytes);
   const int64_t size = bytes->size();
   return {std::move(bytes), 0, size, TokenType::u8};
 }

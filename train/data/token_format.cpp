@@ -1,5 +1,6 @@
 #include <sherd/train/data/token_format.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -7,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/checkpoint/files/detail/foreign_content.h>
 #include <sherd/kernels/device/enum_table.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/train/data/megatron_index.h>
@@ -24,7 +26,29 @@ constexpr int64_t kLlmcHeader = 256 * 4;
   throw IoError(fmt::format("the token file '{}' {}", file.path().string(), why));
 }
 
+/// Refuses files that hold something else, such as the text that tokens are made of: 64 and more printable bytes. In
+/// token files each second byte, or more of them, is often below 32.
+void refuse_other_content(const FileBytes& file) {
+  constexpr int64_t kMost = 4096, kFewest = 64;
+  std::string begin(static_cast<size_t>(std::min(file.size(), kMost)), '\0');
+  if (begin.empty()) return;
+  file.read(0, begin.data(), std::ssize(begin));
+  if (const std::string what = foreign_content(begin); !what.empty()) refuse_tokens(file, what);
+  const bool text = std::ranges::all_of(
+      begin, [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\t'; });
+  if (!text || std::ssize(begin) < kFewest) return;
+  if (begin.starts_with('{'))
+    refuse_tokens(
+        file,
+        "holds JSON, not tokens; make tokens of it: scripts/tokenize.py --tokenizer FOLDER --out OUT "
+        "FILE, with --chat TEMPLATE where the lines are chats (for --sft)");
+  refuse_tokens(file,
+                "holds text, not tokens; make tokens of it: scripts/tokenize.py --tokenizer FOLDER --out OUT "
+                "FILE");
+}
+
 TokenFile raw(std::shared_ptr<const FileBytes> bytes, TokenType type) {
+  refuse_other_content(*bytes);
   const int64_t width = bytes_of(type), size = bytes->size();
   if (size % width != 0)
     refuse_tokens(
@@ -90,6 +114,7 @@ bool has_index(const fs::path& path) {
 
 TokenFile megatron(const fs::path& path) {
   const fs::path prefix = megatron_prefix(path);
+  if (!is_there(with_suffix(prefix, ".idx")) && is_there(path)) refuse_other_content(*FileBytes::map(path));
   const auto index = FileBytes::map(with_suffix(prefix, ".idx"));
   auto bin = FileBytes::map(with_suffix(prefix, ".bin"));
   const TokenType type = read_megatron_index(*index, *bin);
@@ -103,6 +128,7 @@ TokenFile guessed(const fs::path& path) {
   if (is_llmc(*bytes)) return llmc(std::move(bytes));
   if (is_megatron_index(*bytes))
     refuse_tokens(*bytes, "is an index of Megatron's; name it X.idx, with its tokens beside it as X.bin");
+  refuse_other_content(*bytes);
   refuse_tokens(*bytes,
                 "does not name the type of its tokens; choose --token-format u16 or u32 (files of llm.c and "
                 "Megatron are detected)");

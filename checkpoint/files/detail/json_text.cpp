@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/checkpoint/files/detail/foreign_content.h>
 #include <sherd/kernels/device/printable.h>
 
 namespace sherd {
@@ -106,6 +107,7 @@ bool is_utf8(std::string_view text) {
 }
 
 json read_json(std::string_view text, size_t most) {
+  if (const std::string what = foreign_content(text); !what.empty()) throw JsonError(what);
   if (text.find('\0') != text.npos) throw JsonError("holds a zero byte");
   Check check(most);
   json::sax_parse(text, &check);

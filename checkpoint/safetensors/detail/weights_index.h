@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <sherd/checkpoint/files/file_system.h>
@@ -20,6 +21,11 @@ std::map<std::string, std::string> read_weights_index(const std::filesystem::pat
 /// Returns the files of a Hugging Face folder, by name: model.safetensors, which transformers reads where there is an index,
 /// too; or else those of the index, or else every safetensors file. @throws as read_weights_index(), naming it; IoError without any.
 std::vector<std::string> weights_files(const std::filesystem::path& folder, FileSystem& files);
+
+/// Throws the IoError of a folder without .safetensors files. Names what it holds in their place, PyTorch's files or
+/// checkpoints, with the remedy; of other folders `otherwise`.
+[[noreturn]] void refuse_without_safetensors(const std::filesystem::path& folder, FileSystem& files,
+                                             std::string_view otherwise);
 
 /// What of `path` CheckpointReader opens: model.safetensors alone of a folder that has it and no index, for
 /// other files beside it (adapters, other formats) are not the model's; otherwise `path`.

@@ -56,6 +56,29 @@ TEST(TokenFormat, RawTokensAreNamed) {
   EXPECT_THAT(refusal(path, TokenFormat::llmc), HasSubstr("20240520 or 20240801"));
 }
 
+TEST(TokenFormat, FilesOfAnotherKindAreNamedWithTheRemedy) {
+  const TemporaryFolder folder;
+  const std::string chat = R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant"}]})"
+                           "\n";
+  const std::string chats = folder.write("chats.jsonl", chat),
+                    text = folder.write("t.txt", std::string(100, 'a'));
+  const std::string pointer =
+      folder.write("p.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, 'a') +
+                                "\nsize 4000000000\n");
+  for (const TokenFormat format : {TokenFormat::automatic, TokenFormat::u16, TokenFormat::megatron}) {
+    EXPECT_THAT(
+        refusal(chats, format),
+        AllOf(HasSubstr("chats.jsonl' holds JSON, not tokens; make tokens of it: scripts/tokenize.py"),
+              HasSubstr("with --chat TEMPLATE where the lines are chats (for --sft)")));
+    EXPECT_THAT(refusal(text, format),
+                HasSubstr("t.txt' holds text, not tokens; make tokens of it: scripts/tokenize.py"));
+    EXPECT_THAT(refusal(pointer, format),
+                HasSubstr("p.bin' is a git-lfs pointer, not the file itself; run `git lfs pull`"));
+  }
+  // Few tokens may look like text.
+  EXPECT_EQ(open_token_file(folder.write("few", std::string(32, 'a')), TokenFormat::u16).count, 16);
+}
+
 TEST(TokenFormat, CutAndEmptyFilesAreRefused) {
   const TemporaryFolder folder;
   EXPECT_THAT(refusal(folder.write("odd", "abc"), TokenFormat::u16),
