@@ -13,6 +13,28 @@
 #include <sherd/kernels/device/printable.h>
 
 namespace sherd {
+namespace {
+
+/// Parts that a wrapper of PyTorch adds to the names of a state dict.
+struct Wrapper {
+  std::string_view part, of, inner;
+};
+constexpr Wrapper kWrappers[] = {
+    {"_orig_mod.", "torch.compile", "model._orig_mod"},
+    {"module.", "DistributedDataParallel", "model.module"},
+    {"_fsdp_wrapped_module.", "FSDP", "the model by get_model_state_dict()"},
+    {"_checkpoint_wrapped_module.", "checkpoint_wrapper", "the model before it is wrapped"}};
+
+std::string without_part(std::string name, std::string_view part) {
+  for (size_t at = 0; (at = name.find(part, at)) != name.npos;)
+    if (at == 0 || name[at - 1] == '.')
+      name.erase(at, part.size());
+    else
+      at += part.size();
+  return name;
+}
+
+}  // namespace
 
 Comparison::Comparison(std::string source, std::span<const CheckpointTensor> offered,
                        const std::vector<Wanted>& all, const LoadOptions& options, size_t most_names)
@@ -46,14 +68,15 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
 
 void Comparison::compare(const Wanted& w, const CheckpointTensor& t) {
   const bool f32 = w.local.dtype() == DType::f32;
+  std::vector<std::string>& other = w.section == Section::model ? other_ : other_state_;
   if (t.shape != w.shape) {
-    other_.push_back(fmt::format("'{}' has shape {} where the run has {}", t.name, to_string(t.shape),
-                                 to_string(w.shape)));
+    other.push_back(fmt::format("'{}' has shape {} where the run has {}", t.name, to_string(t.shape),
+                                to_string(w.shape)));
   } else if (f32 && !widens_to_f32(t.dtype)) {
-    other_.push_back(fmt::format("'{}' is {}: only f32, bf16 and f16 are read", t.name, name_of(t.dtype)));
+    other.push_back(fmt::format("'{}' is {}: only f32, bf16 and f16 are read", t.name, name_of(t.dtype)));
   } else if (!f32 && t.dtype != w.local.dtype()) {
-    other_.push_back(fmt::format("'{}' is {} where the run's buffer is {}", t.name, name_of(t.dtype),
-                                 name_of(w.local.dtype())));
+    other.push_back(fmt::format("'{}' is {} where the run's buffer is {}", t.name, name_of(t.dtype),
+                                name_of(w.local.dtype())));
   }
 }
 
@@ -62,19 +85,74 @@ void Comparison::require_fit() const {
   const auto say = [&](const char* what, const std::vector<std::string>& list) {
     if (!list.empty()) problems.push_back(fmt::format("{}: {}", what, names(list)));
   };
-  if (!options_.allow_missing) say("missing in it", missing_);
-  if (!options_.allow_unexpected) say("unknown to the run", unexpected_);
+  std::set<std::string_view> explained;
+  const std::string wrapper = explain_wrapper(explained);
+  const auto unexplained = [&](std::vector<std::string> list) {
+    std::erase_if(list, [&](const std::string& name) { return explained.contains(name); });
+    return list;
+  };
+  const std::vector<std::string> missing = unexplained(missing_), unexpected = unexplained(unexpected_);
+  if (!options_.allow_missing) say("missing in it", missing);
+  if (!options_.allow_unexpected) say("unknown to the run", unexpected);
+  // What is there in the place of what is missing.
+  else if (!options_.allow_missing && !missing.empty())
+    say("it has", unexpected);
   say("different", other_);
-  if (!options_.allow_new_state) {
-    say("optimizer state missing in it", missing_state_);
-    say("optimizer state unknown to the run", unexpected_state_);
+  const bool wrapped = !options_.allow_missing && !wrapper.empty();
+  const bool other_model = !problems.empty() || wrapped;
+  if (wrapped) problems.insert(problems.begin(), wrapper);
+  // Optimizer state of another model differs with the parameters; naming it, too, hides them.
+  if (!other_model) {
+    say("different", other_state_);
+    if (!options_.allow_new_state) {
+      say("optimizer state missing in it", missing_state_);
+      say("optimizer state unknown to the run", unexpected_state_);
+    }
   }
   if (problems.empty()) return;
   if (!options_.cause.empty()) problems.insert(problems.begin(), options_.cause);
   std::string text = fmt::format("{} does not fit the run: {}", source_, fmt::join(problems, "; "));
-  if (!options_.allow_new_state && !(missing_state_.empty() && unexpected_state_.empty()))
+  if (other_model) {
+    if (options_.cause.empty() && !wrapped)
+      text += "; these are tensors of another model: build that model, or name weights of this one";
+  } else if (!options_.allow_new_state && !(missing_state_.empty() && unexpected_state_.empty())) {
     text += explain_state();
+  }
   throw InvalidArgument(text);
+}
+
+// Names what a wrapper of PyTorch has added to the names of tensors that are missing without it.
+std::string Comparison::explain_wrapper(std::set<std::string_view>& explained) const {
+  const std::set<std::string_view> missing(missing_.begin(), missing_.end());
+  std::vector<const Wrapper*> found;
+  std::string example;
+  for (const std::string& name : unexpected_) {
+    std::string plain = name;
+    std::vector<const Wrapper*> of_name;
+    for (const Wrapper& w : kWrappers) {
+      std::string shorter = without_part(plain, w.part);
+      if (shorter != plain) of_name.push_back(&w);
+      plain = std::move(shorter);
+    }
+    const auto wanted = missing.find(plain);
+    if (of_name.empty() || wanted == missing.end()) continue;
+    explained.insert(name);
+    explained.insert(*wanted);
+    if (example.empty()) {
+      found = of_name;
+      example = fmt::format("'{}' where the run has '{}'", printable(name), printable(plain));
+    }
+  }
+  if (found.empty()) return "";
+  std::vector<std::string> parts, inner;
+  for (const Wrapper* w : found) {
+    parts.push_back(fmt::format("'{}' of {}", w->part, w->of));
+    inner.emplace_back(w->inner);
+  }
+  return fmt::format(
+      "names of its tensors contain {}: {}; save the state dict of the module inside ({}), or take this part "
+      "out of the names",
+      fmt::join(parts, " and "), example, fmt::join(inner, ", "));
 }
 
 void Comparison::report(LoadReport& report) const {

@@ -4,6 +4,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <sherd/checkpoint/detail/wanted.h>
@@ -28,11 +29,12 @@ class Comparison {
   void compare(const Wanted& w, const CheckpointTensor& t);
   std::string names(const std::vector<std::string>& list) const;
   std::string explain_state() const;
+  std::string explain_wrapper(std::set<std::string_view>& explained) const;
 
   std::string source_;
   const LoadOptions& options_;
   size_t most_names_;
-  std::vector<std::string> missing_, unexpected_, other_, missing_state_, unexpected_state_;
+  std::vector<std::string> missing_, unexpected_, other_, missing_state_, unexpected_state_, other_state_;
   std::set<std::string> needs_;  // parameters whose state is missing
   size_t needed_ = 0;            // state tensors of the run
 };

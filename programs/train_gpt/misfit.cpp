@@ -13,6 +13,13 @@
 #include "settings.h"
 
 namespace train_gpt {
+namespace {
+
+constexpr const char* kHowToFit =
+    "leave these flags out, so that --resume takes them from the checkpoint, or name a checkpoint of this "
+    "model";
+
+}  // namespace
 
 FlagDifferences flag_differences(const sherd::TrainingState& saved, const TrainConfig& config) {
   const std::string here = config_text(config);
@@ -33,8 +40,9 @@ std::string misfit(const sherd::TrainingState& saved, const TrainConfig& config)
   const FlagDifferences differences = flag_differences(saved, config);
   if (!differences.required.empty())
     throw sherd::InvalidArgument(
-        fmt::format("the checkpoint is of another model: it was saved with {}", differences.all));
-  return differences.all.empty() ? "" : "it was saved with " + differences.all;
+        fmt::format("--resume {}: the checkpoint is of another model: it was saved with {}; {}",
+                    config.resume, differences.all, kHowToFit));
+  return differences.all.empty() ? "" : fmt::format("it was saved with {}; {}", differences.all, kHowToFit);
 }
 
 }  // namespace train_gpt

@@ -46,6 +46,59 @@ TEST(StoredRefusals, EverythingThatDoesNotFitIsInOneError) {
   }
 }
 
+// As torch.compile, DistributedDataParallel and FSDP write state dicts.
+TEST(StoredRefusals, PrefixesOfWrappersAreNamedWithTheRemedy) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  struct Case {
+    std::string prefix, in_front_of;
+    std::vector<std::string> named;
+  };
+  const Case cases[] = {
+      {"_orig_mod.", "", {"'_orig_mod.' of torch.compile", "model._orig_mod"}},
+      {"module.", "", {"'module.' of DistributedDataParallel", "model.module"}},
+      {"module._orig_mod.", "", {"'_orig_mod.' of torch.compile and 'module.' of DistributedDataParallel"}},
+      {"_orig_mod.", "attn.", {"'_orig_mod.' of torch.compile"}},
+      {"_fsdp_wrapped_module.", "", {"'_fsdp_wrapped_module.' of FSDP", "get_model_state_dict()"}}};
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    std::mt19937_64 random(8);
+    auto tensors = file_tensors(n, false, "F32", random);
+    std::string first;
+    for (FileTensor& t : tensors) {
+      const size_t at = cases[i].in_front_of.empty() ? 0 : t.name.find(cases[i].in_front_of);
+      if (at == std::string::npos) continue;
+      t.name.insert(at, cases[i].prefix);
+      first = t.name;
+    }
+    const std::string name = "in" + std::to_string(i);
+    write_folder(folder, name, tensors);
+    for (const bool unexpected : {false, true}) {
+      const std::string message = message_of<InvalidArgument>(
+          [&] { through({}, n, folder / name, {}, Strategy::optim, {.allow_unexpected = unexpected}); });
+      for (const std::string& part : cases[i].named) EXPECT_THAT(message, HasSubstr(part)) << name;
+      EXPECT_THAT(
+          message,
+          AllOf(HasSubstr("names of its tensors contain "), HasSubstr(" where the run has '"),
+                HasSubstr("save the state dict of the module inside"), Not(HasSubstr("missing in it"))))
+          << name;
+    }
+  }
+}
+
+TEST(StoredRefusals, WhatTheFileHasIsNamedBesideWhatIsMissing) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(8);
+  auto tensors = file_tensors(n, false, "F32", random);
+  for (FileTensor& t : tensors) t.name = "visual." + t.name;
+  write_folder(folder, "in", tensors);
+  EXPECT_THAT(
+      message_of<InvalidArgument>(
+          [&] { through({}, n, folder / "in", {}, Strategy::optim, {.allow_unexpected = true}); }),
+      AllOf(HasSubstr("missing in it: "), HasSubstr("; it has: visual."),
+            HasSubstr("these are tensors of another model: build that model, or name weights of this one")));
+}
+
 TEST(StoredRefusals, WhatIsMissingKeepsItsValuesWhereThatIsAllowed) {
   const TemporaryFolder folder;
   const StoredSizes n;

@@ -109,10 +109,20 @@ TEST(Misfit, AllDifferencesAreNamedAlsoThoseThatShapesShow) {
   TrainConfig c = small();
   EXPECT_EQ(misfit(saved, c), "");
   c.dim = 16;
-  EXPECT_EQ(misfit(saved, c), "it was saved with --dim 8 (here 16)");
+  EXPECT_EQ(
+      misfit(saved, c),
+      "it was saved with --dim 8 (here 16); leave these flags out, so that --resume takes them from the "
+      "checkpoint, or name a checkpoint of this model");
+  c.resume = "out/run";
   c.heads = 4;
-  EXPECT_THAT(message_of<sherd::InvalidArgument>([&] { misfit(saved, c); }),
-              HasSubstr("--dim 8 (here 16), --heads 2 (here 4)"));
+  EXPECT_THAT(
+      message_of<sherd::InvalidArgument>([&] { misfit(saved, c); }),
+      AllOf(HasSubstr("--resume out/run: the checkpoint is of another model: it was saved with --dim 8 "
+                      "(here 16), --heads 2 (here 4)"),
+            HasSubstr("leave these flags out")));
+  c = small();
+  c.model = "llama";
+  EXPECT_THAT(misfit(saved, c), HasSubstr("--model '' (here 'llama')"));
 }
 
 TEST(Misfit, OfARunItsDataRanksModelAndTrainingCount) {
