@@ -30,7 +30,8 @@ constexpr Unit kSuffixes[] = {{"", 1},
 std::string in_range(const std::string& text, int64_t low, int64_t high) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && end == text.data() + text.size() && value >= low && value <= high) return "";
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (whole && value >= low && value <= high && !(value == 0 && text.starts_with('-'))) return "";
   return fmt::format("'{}' must be a whole number from {} to {}", text, low, high);
 }
 

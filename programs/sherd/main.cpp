@@ -2,10 +2,15 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <sherd/kernels/device/program.h>
+#include <sherd/train/settings/other_names.h>
 
 #include "ckpt/ckpt_command.h"
 #include "layout/layout_command.h"
@@ -35,6 +40,23 @@ std::string version_of_sherd() {
   return text;
 }
 
+// What an argument that belongs to no command is, in the order of the command line; CLI11's own text reverses it.
+std::string unexpected(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command->get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  const std::vector<std::string_view> known(names.begin(), names.end());
+  const std::string words = command_of(app), help = "sherd " + words + (words.empty() ? "" : " ") + "--help";
+  std::vector<std::string> lines;
+  for (const std::string& word : app.remaining(true))
+    lines.push_back(word.starts_with('-')
+                        ? fmt::format("{}: unknown flag{}", word, suggestion(word, known))
+                        : fmt::format("'{}': neither a command nor the value of a flag", word));
+  return fmt::format("{}\n{} says what there is", fmt::join(lines, "\n"), help);
+}
+
 int main_of(int argc, const char* const* argv) {
   CLI::App app("sherd: plans and runs sharded training, looks after its checkpoints");
   app.set_version_flag("--version", [] { return version_of_sherd(); });
@@ -56,6 +78,9 @@ int main_of(int argc, const char* const* argv) {
   } catch (const CLI::Success& e) {
     app.exit(e);  // help, or the version
     return finish_stdout("sherd") ? 0 : kFailure;
+  } catch (const CLI::ExtrasError&) {
+    print_error("sherd", unexpected(app));
+    return kUsage;
   } catch (const CLI::ParseError& e) {
     print_error("sherd",
                 fmt::format("{}\nsherd --help and sherd COMMAND --help say what there is", e.what()));

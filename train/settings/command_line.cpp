@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <numeric>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -11,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/train/settings/other_names.h>
 
 namespace sherd {
 namespace {
@@ -24,30 +23,6 @@ struct Option {
 /// "--lr", or "run.txt: lr" when the file gave it: a bad value is never a default.
 std::string source_of(const Field& field, const GivenFlags& given) {
   return given.has(field.name) ? flag_of(field) : fmt::format("{}: {}", given.config_file, field.name);
-}
-
-/// Characters to insert, delete or replace between the two (Levenshtein, 1966).
-size_t distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, replaced}));
-    }
-  }
-  return row[b.size()];
-}
-
-/// "; did you mean --lr?", where a flag differs by a third of its letters or less.
-std::string suggestion(std::string_view unknown, const std::deque<Option>& options) {
-  const std::string_view flag = unknown.substr(0, unknown.find('='));
-  const auto far = [&](const Option& o) { return distance(flag, flag_of(*o.field)); };
-  const auto nearest = std::min_element(options.begin(), options.end(),
-                                        [&](const Option& a, const Option& b) { return far(a) < far(b); });
-  if (nearest == options.end() || 3 * far(*nearest) > flag.size()) return "";
-  return fmt::format("; did you mean {}?", flag_of(*nearest->field));
 }
 
 }  // namespace
@@ -70,8 +45,8 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
     for (const Field& field : group.fields) {
       Option& o = options.emplace_back(Option{&field, nullptr, ""});
       const bool is_switch = field.value[0] == '\0';
-      o.option =
-          is_switch ? app.add_flag(flag_of(field)) : app.add_option(flag_of(field), o.text)->take_last();
+      o.option = is_switch ? app.add_flag(flag_of(field))
+                           : app.add_option(flag_of(field), o.text)->take_last()->type_name(field.value);
       if (is_switch) o.text = "true";
     }
   }
@@ -87,13 +62,21 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
     problems.push_back(e.what());
     return given;
   }
+  std::vector<std::string_view> known;
+  for (const Option& o : options) known.emplace_back(o.field->name);
+  const auto takes_value = std::ranges::find_if(options, [](const Option& o) { return o.text.empty(); });
+  const std::string example = takes_value == options.end()
+                                  ? ""
+                                  : fmt::format("; values follow flags, such as {} {}",
+                                                flag_of(*takes_value->field), takes_value->field->value);
   bool after_unknown_flag = false;
   for (const std::string& extra : app.remaining()) {
     const bool is_flag = extra.starts_with('-');
     if (is_flag)
       problems.push_back(
-          fmt::format("{}: unknown flag{}; --help-all lists all", extra, suggestion(extra, options)));
-    if (!is_flag && !after_unknown_flag) problems.push_back(fmt::format("'{}': expected a flag", extra));
+          fmt::format("{}: unknown flag{}; --help-all lists all", extra, suggestion(extra, known)));
+    if (!is_flag && !after_unknown_flag)
+      problems.push_back(fmt::format("'{}': expected a flag{}", extra, example));
     after_unknown_flag = is_flag;
   }
   for (const Option& o : options)

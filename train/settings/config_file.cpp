@@ -6,22 +6,38 @@
 
 #include <sherd/checkpoint/files/file_system.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/train/settings/other_names.h>
 
 namespace sherd {
 namespace {
 
 class Collector : public google::protobuf::io::ErrorCollector {
  public:
-  Collector(const std::string& path, std::vector<std::string>& problems) : path_(path), problems_(problems) {}
+  Collector(const std::string& path, std::span<const FieldGroup> groups, std::vector<std::string>& problems)
+      : path_(path), problems_(problems) {
+    for (const FieldGroup& group : groups)
+      for (const Field& field : group.fields) known_.emplace_back(field.name);
+  }
 
   /// Both count from 0.
   void AddError(int line, google::protobuf::io::ColumnNumber column, const std::string& message) override {
-    problems_.push_back(fmt::format("{}:{}:{}: {}", path_, line + 1, column + 1, message));
+    problems_.push_back(fmt::format("{}:{}:{}: {}{}", path_, line + 1, column + 1, message,
+                                    suggestion(unknown_in(message), known_)));
   }
 
  private:
+  /// NAME of Protobuf's 'has no field named "NAME".'; empty in other messages.
+  static std::string_view unknown_in(std::string_view message) {
+    constexpr std::string_view kBefore = "no field named \"";
+    const size_t at = message.find(kBefore);
+    if (at == message.npos) return {};
+    message.remove_prefix(at + kBefore.size());
+    return message.substr(0, message.find('"'));
+  }
+
   const std::string& path_;
   std::vector<std::string>& problems_;
+  std::vector<std::string_view> known_;
 };
 
 template <class T>
@@ -43,13 +59,13 @@ void read_config_file(const std::string& path, google::protobuf::Message& messag
   constexpr int64_t kMaxBytes = 1 << 20;
   const std::string text = read_whole(FileSystem::posix(), path, kMaxBytes);
 
-  Collector collector(path, problems);
+  Collector collector(path, groups, problems);
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&collector);
   if (!parser.ParseFromString(text, &message)) {
     problems.push_back(
         fmt::format("{}: config files are Protobuf text, not YAML or JSON: a line `name: value` for each "
-                    "option, texts in double quotes",
+                    "option, underscores for dashes, texts in double quotes",
                     path));
     return;
   }

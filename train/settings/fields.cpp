@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <type_traits>
 
@@ -87,23 +88,40 @@ bool parse_bytes(std::string_view text, int64_t& value) {
     }
   }
   int64_t number = 0;
-  if (!parse_number(text, number) || number < 0) return false;
+  if (!parse_number(text, number) || text.starts_with('-')) return false;
   if (number > (std::numeric_limits<int64_t>::max() >> shift)) return false;
   value = number << shift;
   return true;
 }
 
-std::string check_bounds(const Field& field, double number) {
-  if (number >= field.low && number <= field.high) return "";  // false for a NaN
+std::string bounds_of(const Field& field) {
   return fmt::format("must be from {:.15g} to {:.15g}", field.low, field.high);
 }
 
+std::string check_bounds(const Field& field, double number) {
+  if (number >= field.low && number <= field.high) return "";  // false for a NaN
+  return std::isfinite(number) ? bounds_of(field) : bounds_of(field) + ", and finite";
+}
+
+/// Whether the text begins with a number of its type's form, which std::from_chars() then finds too large or too small.
 template <class T>
-std::string parse_as(const std::string& text, T& number) {
-  if (parse_number(text, number)) return "";
-  if constexpr (std::is_same_v<T, int64_t>) return "must be a whole number";
-  if constexpr (std::is_same_v<T, uint64_t>) return "must be a whole number from 0 to 2^64 - 1";
-  return "must be a number";
+bool is_out_of_range(std::string_view text) {
+  T parsed{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+  return error == std::errc::result_out_of_range && end == text.data() + text.size();
+}
+
+template <class T>
+std::string parse_as(const Field& field, const std::string& text, T& number) {
+  T parsed{};
+  if (!parse_number(text, parsed)) {
+    if constexpr (std::is_same_v<T, uint64_t>) return "must be a whole number from 0 to 2^64 - 1";
+    if (is_out_of_range<T>(text)) return bounds_of(field) + "; this has no 64-bit representation";
+    return std::is_same_v<T, int64_t> ? "must be a whole number" : "must be a number";
+  }
+  if (parsed == 0 && text.starts_with('-')) return bounds_of(field) + "; write 0 without a sign";
+  number = parsed;
+  return "";
 }
 
 }  // namespace
@@ -132,14 +150,14 @@ std::string set_from_text(const Field& field, const std::string& text) {
           if (bytes)
             return parse_bytes(text, *value) ? ""
                                              : "must be a number of bytes such as 1500000, 64K, 200M or 2G";
-          return parse_as(text, *value);
+          return parse_as(field, text, *value);
         } else if constexpr (kIsOptional<T>) {
           typename T::value_type number = 0;
-          std::string wrong = parse_as(text, number);
+          std::string wrong = parse_as(field, text, number);
           if (wrong.empty()) *value = number;
           return wrong;
         } else {
-          return parse_as(text, *value);
+          return parse_as(field, text, *value);
         }
       },
       field.target);

@@ -56,7 +56,7 @@ TEST_F(CkptArguments, WrongFlagsExitWith2) {
     EXPECT_THAT(f.err, StartsWith("sherd: ")) << arguments;
   }
   EXPECT_THAT(ckpt("").err, HasSubstr("A command of ckpt is required"));
-  EXPECT_THAT(ckpt("frobnicate").err, HasSubstr("not expected: frobnicate"));
+  EXPECT_THAT(ckpt("frobnicate").err, HasSubstr("'frobnicate': neither a command nor the value of a flag"));
   EXPECT_THAT(ckpt("reshard a b --world 0").err, HasSubstr("from 1 to 65536"));
   EXPECT_THAT(ckpt("export a b --dtype f8").err, HasSubstr("must be fp32, bf16 or fp16"));
   EXPECT_THAT(ckpt("export a b --max-shard-size 0").err, HasSubstr("5GB or 512MiB"));

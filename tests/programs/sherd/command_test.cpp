@@ -148,7 +148,13 @@ TEST_F(Layout, WrongFlagsExitWith2) {
   EXPECT_THAT(run("layout --params x.json --world 2 --policy fifo").err,
               HasSubstr("use ragged, even_rows, whole_param, whole_param:lpt"));
   EXPECT_THAT(run("layout --params x.json --world 0").err, HasSubstr("from 1 to"));
-  EXPECT_THAT(run("frobnicate").err, HasSubstr("not expected: frobnicate"));
+  EXPECT_THAT(run("frobnicate").err,
+              HasSubstr("'frobnicate': neither a command nor the value of a flag\nsherd --help"));
+  EXPECT_THAT(
+      run("run --nprco 2 --np 3 -- true").err,
+      HasSubstr(
+          "--nprco: unknown flag; did you mean --nproc?\n'2': neither a command nor the value of a "
+          "flag\n--np: unknown flag\n'3': neither a command nor the value of a flag\nsherd run --help"));
   EXPECT_THAT(run("").err, HasSubstr("A command is required"));
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +13,7 @@
 #include <sherd/kernels/device/error.h>
 #include <sherd/train/settings/command_line.h>
 #include <sherd/train/settings/config_file.h>
+#include <sherd/train/settings/other_names.h>
 
 #include "support/message_of.h"
 #include "temporary_folder.h"
@@ -94,6 +96,56 @@ TEST(Fields, EveryProblemIsNamedInTheOrderOfTheTable) {
   const std::string yaml = folder.write("e.yaml", "strategy: optim\nlist:\n  - 1\n");
   EXPECT_THAT(parse(s, {"--config", yaml.c_str()}),
               Contains(HasSubstr(yaml + ": config files are Protobuf text, not YAML or JSON")));
+}
+
+TEST(Fields, NumbersThatAreNotFiniteOrHaveASignAtZeroAreRefused) {
+  Settings s;
+  EXPECT_THAT(parse(s, {"--lr", "nan"}), ElementsAre("--lr nan: must be from 0 to 1, and finite"));
+  EXPECT_THAT(parse(s, {"--lr", "-inf"}), ElementsAre("--lr -inf: must be from 0 to 1, and finite"));
+  s.lr = 0.5;
+  EXPECT_THAT(parse(s, {"--lr", "1e400"}),
+              ElementsAre("--lr 1e400: must be from 0 to 1; this has no 64-bit representation"));
+  EXPECT_THAT(parse(s, {"--lr", "1e-400"}),
+              ElementsAre("--lr 1e-400: must be from 0 to 1; this has no 64-bit representation"));
+  EXPECT_THAT(parse(s, {"--lr", "-0"}), ElementsAre("--lr -0: must be from 0 to 1; write 0 without a sign"));
+  EXPECT_THAT(
+      parse(s, {"--value", "99999999999999999999"}),
+      ElementsAre("--value 99999999999999999999: must be from 1 to 10; this has no 64-bit representation"));
+  EXPECT_THAT(parse(s, {"--memory", "-0"}), ElementsAre(HasSubstr("--memory -0: must be a number of bytes")));
+}
+
+TEST(Fields, UnknownNamesAreThoseOfOtherProgramsOrNearOnes) {
+  const std::vector<std::string_view> known = {
+      "lr", "batch", "grad_accum", "steps", "steps_between", "precision", "warmup", "ns_steps", "save_every"};
+  const std::pair<const char*, const char*> cases[] = {
+      {"--learning-rate", "; did you mean --lr?"},
+      {"--learning_rate=1", "; did you mean --lr?"},
+      {"learning_rate", "; did you mean --lr?"},
+      {"-lr", "; did you mean --lr?"},
+      {"--optimizer.lr", "; did you mean --lr?"},
+      {"--LR", "; did you mean --lr?"},
+      {"--batchsize", "; did you mean --batch?"},
+      {"--batch_size=4", "; did you mean --batch?"},
+      {"--bf16", "; did you mean --precision bf16?"},
+      {"--fp16", "; did you mean --precision bf16? fp16 is not supported; bf16 needs no loss scaling"},
+      {"--gradient-accumulation-steps", "; did you mean --grad-accum?"},
+      {"--epochs",
+       "; did you mean --steps? runs are measured in steps: an epoch has the data's windows / --batch steps"},
+      {"--max-steps", "; did you mean --steps?"},
+      {"--save-steps", "; did you mean --save-every?"},
+      {"--warm", "; did you mean --warmup?"},
+      {"--ste", "; did you mean --steps or --steps-between?"},
+      {"--wramup", "; did you mean --warmup?"},
+      {"--local-rank", "; ranks and addresses are read from the launcher's environment; leave it out"},
+      {"--frobnicate", ""},
+      {"--", ""}};
+  for (const auto& [unknown, wanted] : cases) EXPECT_EQ(suggestion(unknown, known), wanted) << unknown;
+  EXPECT_EQ(suggestion("--num-experts", known), "") << "a setting that the program does not have";
+  const TemporaryFolder folder;
+  Settings s;
+  const std::string file = folder.write("c.txtpb", "values: 7");
+  EXPECT_THAT(parse(s, {"--config", file.c_str()}),
+              Contains(HasSubstr("no field named \"values\".; did you mean --value?")));
 }
 
 TEST(Fields, HelpAndRecordFollowTheTable) {
