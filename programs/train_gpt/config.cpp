@@ -115,7 +115,11 @@ CommandLine parse_config(int argc, const char* const* argv) {
   if (given.version && problems.empty()) return {.config = {}, .help = sherd::version_text("train_gpt")};
   proto::TrainConfig message;
   if (!given.config_file.empty()) {
-    sherd::read_config_file(given.config_file, message, fields, problems);
+    try {
+      sherd::read_config_file(given.config_file, message, fields, problems);
+    } catch (const sherd::IoError& e) {
+      problems.push_back(fmt::format("--config: {}; name a file of options", e.what()));
+    }
   }
   sherd::set_given(given, problems);
   for (const auto& [field, text] : given.flags) {

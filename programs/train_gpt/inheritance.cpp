@@ -1,7 +1,9 @@
 #include "inheritance.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -15,6 +17,16 @@ namespace {
 
 bool contains(const auto& names, std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+/// Whether the folder is a model's, without checkpoints in it.
+bool is_hugging_face(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(folder / "config.json", ignored)) return false;
+  for (std::filesystem::directory_iterator entry(folder, ignored), end; !ignored && entry != end;
+       entry.increment(ignored))
+    if (entry->path().filename().string().starts_with("step_")) return false;
+  return true;
 }
 
 }  // namespace
@@ -33,6 +45,11 @@ Inherited inherit(TrainConfig& config, const std::function<bool(std::string_view
     saved = sherd::saved_training(config.resume);
   } catch (const sherd::Error& e) {
     unread = e.what();
+    if (is_hugging_face(config.resume))
+      problems.push_back(fmt::format(
+          "--resume {}: a Hugging Face folder, not a checkpoint; give --model {}, or --init-weights "
+          "{} for its weights alone",
+          config.resume, config.resume, config.resume));
     return {};
   }
   const bool weights_alone = config.resume_parts == "model";

@@ -282,16 +282,19 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
     }
     doing = "building the model";
   }
+  std::string unplanned;
   if (out && config.trains() && config.plan) {
     doing = "planning the step";
     try {
       out->plan = RunPlan::of(config, *rank.device);
     } catch (const sherd::Error& e) {
-      warn(fmt::format("this run is not planned: {}", e.what()));
+      unplanned = e.what();
     }
     doing = "building the model";
   }
   Trainer trainer(rank, config, windows);
+  // Behind what ends the run for the same reason.
+  if (!unplanned.empty()) warn(fmt::format("this run is not planned: {}", unplanned));
   // The trainer is destroyed after the failure is reported, so that the other ranks receive the cause.
   return sherd::abort_on_error(
       *rank.world, [&] { return use(trainer, config, sources, windows.get(), trace, out, doing, code); });

@@ -4,6 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
+#include <string_view>
+#include <system_error>
 
 #include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/format/manifest.h>
@@ -74,6 +77,53 @@ std::shared_ptr<const sherd::Tokenizer> tokenizer_of(const TrainConfig& c, const
   return there ? sherd::Tokenizer::load(own) : nullptr;
 }
 
+// Whether it is a name of the Hugging Face Hub, ORG/NAME.
+bool is_hub_name(const std::string& model) {
+  const auto is_part = [](std::string_view part) {
+    return !part.empty() && part.front() != '.' && part.front() != '~' &&
+           std::ranges::all_of(
+               part, [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-'; });
+  };
+  const std::string_view text = model;
+  const size_t slash = text.find('/');
+  return slash != text.npos && is_part(text.substr(0, slash)) && is_part(text.substr(slash + 1));
+}
+
+std::string small_letters(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+// Refuses what is neither a model's folder nor a published shape.
+void require_model(const std::string& model) {
+  const auto refuse = [&](const std::string& why) {
+    throw sherd::InvalidArgument(fmt::format("--model {}: {}", model, why));
+  };
+  const std::vector<std::string> presets = nn::preset_names();
+  if (is_absent_folder(model)) {
+    if (is_hub_name(model))
+      refuse(
+          fmt::format("no such folder, and nothing is downloaded; run `hf download {} --local-dir {}`, then "
+                      "give --model {}",
+                      model, fs::path(model).filename().string(), fs::path(model).filename().string()));
+    if (const std::string small = small_letters(model); std::ranges::count(presets, small) > 0)
+      refuse(fmt::format("no such folder, and no published shape; did you mean {}?", small));
+    refuse(
+        fmt::format("no such folder, and no published shape; these are known: {}", fmt::join(presets, ", ")));
+  }
+  const fs::path path = model;
+  std::error_code ignored;
+  if (fs::is_regular_file(path, ignored))
+    refuse(fmt::format("a file; name the folder that it is in, --model {}",
+                       path.has_parent_path() ? path.parent_path().string() : "."));
+  if (!fs::is_directory(path, ignored) || fs::exists(path / "config.json", ignored)) return;
+  if (fs::exists(path / "manifest.binpb", ignored) || fs::exists(path / "latest", ignored))
+    refuse(fmt::format("checkpoints of a run, not a model's folder; give --resume {}", model));
+  refuse(
+      "the folder has no config.json; name one with config.json and .safetensors files, as transformers' "
+      "save_pretrained() writes it");
+}
+
 // Where the weights that training begins with are stored; empty: they are random.
 fs::path stored_weights(const TrainConfig& c) {
   if (!c.resumes_weights()) return first_weights(c);
@@ -101,10 +151,7 @@ bool is_absent_folder(const std::string& model) {
 }
 
 ModelSource model_source(const std::string& model) {
-  if (is_absent_folder(model))
-    throw sherd::InvalidArgument(
-        fmt::format("--model {}: no such folder, and no published shape; these are known: {}", model,
-                    fmt::join(nn::preset_names(), ", ")));
+  require_model(model);
   if (fs::exists(model)) {
     std::string text = sherd::hf::read_model_text(model);
     return {sherd::hf::parse_model_config(text, (fs::path(model) / "config.json").string()), model,

@@ -75,7 +75,7 @@ TEST(FailureRun, CudaWhereThereIsNoneIsOneLine) {
 
 TEST(FailureRun, MissingFilesAndTooLittleDataFail) {
   expect_failure(small({"--data", "/nowhere/at/all"}), kFailure, {"/nowhere/at/all"});
-  expect_failure(small({"--config", "/nowhere/config"}), kFailure, {"/nowhere/config"});
+  expect_failure(small({"--config", "/nowhere/config"}), kUsage, {"--config: cannot open '/nowhere/config'"});
   expect_failure(small({"--init-weights", "/nowhere/w.safetensors"}), kFailure, {"/nowhere/w.safetensors"});
   expect_failure(small({"--export-weights", "/nowhere/w.safetensors"}), kFailure, {"/nowhere/w.safetensors"});
   expect_failure(small({"--export-weights", "/nowhere/folder/"}), kFailure, {"/nowhere/folder/"});
@@ -87,6 +87,10 @@ TEST(FailureRun, MissingFilesAndTooLittleDataFail) {
   const auto tiny = scratch("tiny");
   write_file(tiny, "short");
   expect_failure(small({"--data", tiny.string()}), kFailure, {"5 bytes"});
+  write_file(tiny,
+             "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, 'a') + "\nsize 9\n");
+  expect_failure(small({"--data", tiny.string(), "--seq", "8"}), kFailure,
+                 {"tiny' is a git-lfs pointer, not the file itself; run `git lfs pull` in its repository"});
 }
 
 TEST(FailureRun, WeightsOfAnotherModelAreRefusedNamingEverything) {
@@ -95,9 +99,10 @@ TEST(FailureRun, WeightsOfAnotherModelAreRefusedNamingEverything) {
                 small({"--steps", "0", "--layers", "1", "--dim", "8", "--export-weights", weights.string()}))
                 .exit_code,
             0);
-  expect_failure(small({"--init-weights", weights.string()}), kFailure,
-                 {"missing in it: ", "blocks.1.qkv.weight",
-                  "'tok.weight' has shape [256, 8] where the run has [256, 16]"});
+  expect_failure(
+      small({"--init-weights", weights.string()}), kFailure,
+      {"missing in it: ", "blocks.1.qkv.weight", "these are tensors of another model: build that model",
+       "'tok.weight' has shape [256, 8] where the run has [256, 16]"});
 }
 
 TEST(FailureRun, DamagedWeightsAreRefused) {

@@ -417,6 +417,31 @@ TEST(ModelAdapters, ARunBeginsWithThoseOfAnother) {
   refused(1, own, "adapter_model.safetensors': it is missing; save the adapters as safetensors");
 }
 
+TEST(ModelAdapters, TargetsThatMatchNothingAreNamedOnce) {
+  const Finished run =
+      run_train_gpt(model("llama") + Flags{"--lora-rank", "2", "--lora-targets", "nosuch", "--steps", "1"});
+  EXPECT_EQ(run.exit_code, 1);
+  const size_t first = run.err.find("the adapters' targets 'nosuch' match no matrix");
+  ASSERT_NE(first, std::string::npos) << run.err;
+  EXPECT_EQ(run.err.find("nosuch", first + 40), std::string::npos) << run.err;
+}
+
+// A checkpoint of another model: what differs is named, not that the optimizer's state might be left out.
+TEST(ModelFolders, ACheckpointOfAnotherModelIsNamedWithTheFlag) {
+  const fs::path folder = fresh("saved");
+  ASSERT_EQ(
+      run_train_gpt(model("llama") + Flags{"--steps", "1", "--save", folder.string(), "--quiet"}).exit_code,
+      0);
+  const fs::path text = scratch("text");
+  write_file(text, golden_text());
+  const Finished run = run_train_gpt({"--resume", folder.string(), "--model", "", "--data", text.string(),
+                                      "--seq", "16", "--steps", "2", "--quiet"});
+  EXPECT_EQ(run.exit_code, 1);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("it was saved with "), HasSubstr("--model '"),
+                             HasSubstr("leave these flags out"), Not(HasSubstr("optimizer state")),
+                             Not(HasSubstr("load the model only"))));
+}
+
 // The optimizer's state is the checkpoint's, the weights are those of the folder.
 TEST(ModelFolders, AnOptimizerAloneGoesOnWithTheFoldersWeights) {
   const fs::path saved = scratch("saved"), out = scratch("out");

@@ -1,7 +1,9 @@
 #include "config.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +11,7 @@
 
 #include <sherd/comm/backend.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/train/settings/other_names.h>
 
 #include "launch_flags.h"
 #include "parse_flags.h"
@@ -494,6 +497,86 @@ TEST(Config, UnknownFlagsAreNamed) {
   EXPECT_THAT(refusal({"--metrics", "--quiet"}), HasSubstr("--metrics"));
 }
 
+TEST(Config, FlagsOfOtherProgramsAreNamedWithTheOnesHere) {
+  const std::pair<const char*, const char*> cases[] = {
+      // Hugging Face Trainer
+      {"--learning-rate", "--lr?"},
+      {"--per_device_train_batch_size",
+       "--batch? it counts sequences of a step over all ranks and microbatches"},
+      {"--gradient-accumulation-steps", "--grad-accum?"},
+      {"--num_train_epochs", "--steps? runs are measured in steps"},
+      {"--max_steps", "--steps?"},
+      {"--output_dir", "--save?"},
+      {"--resume_from_checkpoint", "--resume?"},
+      {"--gradient_checkpointing", "--recompute blocks?"},
+      {"--max_grad_norm", "--grad-clip?"},
+      {"--bf16", "--precision bf16?"},
+      {"--model_name_or_path", "--model?"},
+      // torchtitan
+      {"--training.local_batch_size", "--batch?"},
+      {"--training.seq_len", "--seq?"},
+      {"--parallelism.tensor_parallel_degree", "--tp?"},
+      // Megatron-LM
+      {"--train-iters", "--steps?"},
+      {"--micro-batch-size", "--grad-accum?"},
+      {"--tensor-model-parallel-size", "--tp?"},
+      {"--num-layers", "--layers?"},
+      {"--save-interval", "--save-every?"},
+      // nanoGPT
+      {"--block_size", "--seq?"},
+      {"--n_embd", "--dim?"},
+      {"--max_iters", "--steps?"},
+      {"--eval_interval", "--eval-every?"},
+      // near misses
+      {"--batchsize", "--batch?"},
+      {"--epochs", "--steps?"},
+      {"--warm", "--warmup?"}};
+  for (const auto& [flag, here] : cases)
+    EXPECT_THAT(refusal({flag, "1"}), HasSubstr(std::string(flag) + ": unknown flag; did you mean " + here));
+  EXPECT_THAT(refusal({"--dropout", "0.1"}), HasSubstr("the models have no dropout; leave it out"));
+  EXPECT_THAT(refusal({"--data"}), HasSubstr("--data: 1 required PATH missing"));
+  EXPECT_THAT(refusal({"text.txt"}),
+              HasSubstr("'text.txt': expected a flag; values follow flags, such as --data PATH"));
+}
+
+// Names of other programs lead to settings that exist.
+TEST(Config, EverySuggestionIsASetting) {
+  TrainConfig any;
+  std::vector<std::string_view> all;
+  for (const sherd::FieldGroup& group : fields_of(any))
+    for (const sherd::Field& field : group.fields) all.emplace_back(field.name);
+  for (const std::string_view setting : sherd::settings_of_other_names())
+    EXPECT_TRUE(std::ranges::count(all, setting) > 0) << setting;
+}
+
+TEST(Config, WhatIsNotAModelsFolderIsNamedWithTheRemedy) {
+  const TemporaryFolder folder;
+  const auto of = [](const std::string& model) { return refusal({"--model", model, "--tokens", "t"}); };
+  EXPECT_THAT(
+      of("meta-llama/Llama-3.2-1B"),
+      HasSubstr(
+          "--model meta-llama/Llama-3.2-1B: no such folder, and nothing is downloaded; run `hf download "
+          "meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`, then give --model Llama-3.2-1B"));
+  EXPECT_THAT(of("./nosuch"),
+              HasSubstr("no such folder, and no published shape; these are known: gpt2-124m"));
+  EXPECT_THAT(of("Llama3.2-1B"), HasSubstr("did you mean llama3.2-1b?"));
+  const std::string config = folder.write("m/config.json", "{}");
+  EXPECT_THAT(of(config), HasSubstr("a file; name the folder that it is in, --model " + (folder / "m")));
+  folder.write("run/latest", "step_00000002");
+  EXPECT_THAT(of(folder / "run"),
+              HasSubstr("checkpoints of a run, not a model's folder; give --resume " + (folder / "run")));
+  folder.write("step/manifest.binpb", "x");
+  EXPECT_THAT(of(folder / "step"), HasSubstr("checkpoints of a run, not a model's folder"));
+  folder.write("bare/model.safetensors", "x");
+  EXPECT_THAT(of(folder / "bare"), HasSubstr("the folder has no config.json; name one with config.json and"));
+  folder.write("lfs/config.json", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 700\n");
+  EXPECT_THAT(of(folder / "lfs"),
+              HasSubstr("lfs/config.json': it is a git-lfs pointer, not the file itself; run `git "
+                        "lfs pull` in its repository"));
+  EXPECT_THAT(refusal({"--resume", (folder / "m")}),
+              HasSubstr("m: a Hugging Face folder, not a checkpoint; give --model "));
+}
+
 TEST(Config, ErrorsInTheFileNameLineAndColumn) {
   const TemporaryFolder folder;
   const std::string typo = folder.write("typo.txt", "ranks: 4\n  stepz: 10\nlr: 0.1\n");
@@ -506,11 +589,13 @@ TEST(Config, ErrorsInTheFileNameLineAndColumn) {
   EXPECT_THAT(refusal({"--config", cut, "--seq", "0"}), AllOf(HasSubstr(cut + ":1:"), HasSubstr("--seq 0")));
 }
 
-TEST(Config, MissingFileIsAnIoError) {
-  EXPECT_THAT(message_of<sherd::IoError>([] {
-                parse_line({"--config", "/no/such/file"});
-              }),
-              HasSubstr("/no/such/file"));
+TEST(Config, AMissingFileIsAWrongFlag) {
+  EXPECT_THAT(
+      refusal({"--config", "/no/such/file", "--seq", "0"}),
+      AllOf(HasSubstr("--config: cannot open '/no/such/file': No such file or directory; name a file of "
+                      "options"),
+            HasSubstr("--seq 0")));
+  EXPECT_THAT(refusal({"--config", "/tmp"}), HasSubstr("--config: cannot read '/tmp': Is a directory"));
   EXPECT_THAT(refusal({"--config", ""}), HasSubstr("--config"));
 }
 
