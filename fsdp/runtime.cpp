@@ -287,8 +287,9 @@ void ShardRuntime::require_gradients(const char* who, const UpdateSet* set) {
   context_->require_whole_step(who);
   if (*ranks_apart_)
     throw CommError(fmt::format(
-        "{}: {}: in an earlier step the ranks used different units, the same ones in a different order, or "
-        "different learning rates, so the weights are not what any of them computed; let every rank make the "
+        "{}: {}: in an earlier step the ranks used different units, the same ones in a different order, "
+        "different learning rates, or clip_grad_norm() with different norms or on some ranks alone, so the "
+        "weights are not what any of them computed; let every rank make the "
         "same calls in the same order (nccl.check_calls names the first that differs), and load a "
         "checkpoint",
         device_.label(), who));

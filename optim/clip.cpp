@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <vector>
 
 #include <sherd/kernels/ops.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/optim/detail/gradient_sums.h>
 #include <sherd/optim/optimizer.h>
@@ -41,6 +44,8 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
   Device& device = runtime.device();
   Stream& stream = device.compute();
 
+  // Ranks that clip to different norms, or of which some do not clip, would train apart.
+  runtime.note_alike(hash64(std::bit_cast<uint64_t>(max_norm), "clip_grad_norm()"));
   // Sums are collective over the mesh; each element counts once, on whatever ranks it is held.
   const GradientSums all = sums_by_dimension(runtime, set, options.norm);
   // Exact sums cannot give a maximum, hence the second pass and its own all-reduce.

@@ -14,7 +14,8 @@ namespace {
 // An accumulator, and behind it the words that show whether all ranks' collectives served the same.
 constexpr int64_t kWords = ExactSum::kWords, kStride = kWords + SameValue::kWords;
 constexpr const char* kName = "gradient norm";
-constexpr const char* kCalls = "clip_grad_norm() or Optimizer::step";  // whose sums these are
+// Whose sums these are.
+constexpr const char *kClips = "clip_grad_norm()", *kSteps = "Optimizer::step() without clip_grad_norm()";
 
 // Ignored parameters differ from rank to rank: they belong to no global norm.
 bool counts(const ParamGroup& g) { return g.trainable() && !g.replicated(); }
@@ -81,7 +82,7 @@ struct MeshSums {
     for (size_t i = dims.size(); i-- > 0;) {
       const int64_t half = (int64_t{1} << i) * kStride;
       const Tensor low = sums.flat(0, half), high = sums.flat(half, 2 * half);
-      const Serving entry(*mesh->comm(dims[i]), Purpose::entry(kCalls));
+      const Serving entry(*mesh->comm(dims[i]), Purpose::entry(kClips));
       // One all-reduce for 2^i accumulators: the message is small, so its latency counts.
       mesh->comm(dims[i])->all_reduce(stream, high);
       ops::add_words(stream, low, high);
@@ -175,7 +176,7 @@ GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, Norm
   if (compares) {
     static_assert(ExactSum::kElsewhere == kWords - 1, "what travels lies side by side");
     all.served.push_back(write_served(runtime, memory, at));
-    const Serving entry(*world, Purpose::entry(kCalls));
+    const Serving entry(*world, Purpose::entry(kClips));
     // The flags and the words of served() only: these gradients belong to no norm.
     world->all_reduce(stream, memory.flat(at + ExactSum::kElsewhere, at + kStride));
   }
@@ -200,7 +201,7 @@ GradientSums sums_at_once(ShardRuntime& runtime, const UpdateSet* set) {
   }
   ops::accumulate_squares(device.compute(), segments);
   const auto& world = runtime.mesh().world();
-  const Serving entry(*world, Purpose::entry(kCalls));
+  const Serving entry(*world, Purpose::entry(kSteps));
   if (world->size() > 1) world->all_reduce(device.compute(), sums);
   return {{sums.flat(0, kWords)}, {served}};
 }

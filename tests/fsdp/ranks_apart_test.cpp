@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <mutex>
+#include <optional>
 
 #include <sherd/comm/core/same_value.h>
 #include <sherd/fsdp/weights_change.h>
 
+#include "support/message_of.h"
 #include "support/rig.h"
 
 namespace sherd::test {
@@ -417,6 +419,29 @@ TEST(RanksApart, WhatCollectivesServeIsComparedByTheNormsAllReduce) {
       }
     }
   }
+}
+
+// The gradients of a rank that does not clip, or by another norm, are not those of the others.
+TEST(RanksApart, ClippingOnSomeRanksAloneIsNamed) {
+  const auto train = [](std::optional<double> norm_of_rank_1) {
+    launch(2, [&](RankContext& r) {
+      Rig rig(r, {});
+      for (int step = 0; step < 2; ++step) {
+        rig.forward();
+        rig.backward();
+        const std::optional<double> norm = r.world->rank() == 1 ? norm_of_rank_1 : 1.0;
+        if (norm) clip_grad_norm(rig.model, *norm);
+        rig.optimizer->step(0.01);
+        rig.sync();
+      }
+    });
+  };
+  EXPECT_NO_THROW(train(1.0));
+  EXPECT_THAT(message_of<CommError>([&] { train(std::nullopt); }),
+              AllOf(HasSubstr("rank 0 called"), HasSubstr("for clip_grad_norm()"), HasSubstr("rank 1 called"),
+                    HasSubstr("for Optimizer::step() without clip_grad_norm()")));
+  EXPECT_THAT(message_of<CommError>([&] { train(2.0); }),
+              HasSubstr("clip_grad_norm() with different norms or on some ranks alone"));
 }
 
 }  // namespace
