@@ -344,8 +344,9 @@ bool ParamGroup::grads_final() const {
 Tensor ParamGroup::data(int p) const {
   if (!full_.defined())
     throw InvalidArgument(
-        fmt::format("parameter '{}' is sharded; its data() is valid while unit '{}' is unsharded "
-                    "(inside the wrapped module's forward and backward, or after unshard())",
+        fmt::format("parameter '{}' is sharded; its data() is valid while unit '{}' is unsharded: call the "
+                    "module as module(x), not module.forward(x), which unshards nothing; outside of calls "
+                    "use Unit::unshard()",
                     spec_.params[static_cast<size_t>(p)].name(), unit_of(p)));
   const FullRange r = layout_->full_range(ParamId(p));
   return full_.flat(r.begin.value, r.end.value).view(spec_.params[static_cast<size_t>(p)].shape());

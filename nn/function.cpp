@@ -20,12 +20,28 @@ std::string describe(const std::vector<Var>& inputs, const std::vector<Parameter
   return text;
 }
 
+// What to do where an input has another dtype than the unit of a parameter computes in; "" elsewhere.
+std::string dtype_remedy(const std::vector<Var>& inputs, const std::vector<Parameter>& parameters) {
+  for (const Parameter& p : parameters) {
+    if (!p.sharded()) continue;
+    const DType wanted = p.group().plan().dtype;
+    for (const Var& x : inputs)
+      if (x.defined() && x.dtype() != wanted && (x.dtype() == DType::f32 || x.dtype() == DType::bf16))
+        return fmt::format(
+            "; unit '{}' computes in {}, and this input is {}: give all units one "
+            "FullyShardOptions::compute_dtype, or the unit that returns the input output_dtype {}",
+            p.group().unit(), name_of(wanted), name_of(x.dtype()), name_of(wanted));
+  }
+  return "";
+}
+
 // f(), whose errors of shapes name the function, its inputs and its parameters.
 template <class F>
 auto with_names(const char* pass, const char* name, const std::vector<Var>& inputs,
                 const std::vector<Parameter>& parameters, F f) {
   const auto named = [&](const std::exception& e) {
-    return ShapeMismatch(fmt::format("{}{} of {}: {}", pass, name, describe(inputs, parameters), e.what()));
+    return ShapeMismatch(fmt::format("{}{} of {}: {}{}", pass, name, describe(inputs, parameters), e.what(),
+                                     dtype_remedy(inputs, parameters)));
   };
   try {
     return f();

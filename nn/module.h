@@ -72,6 +72,28 @@ class Module : public ModuleBase {
  public:
   template <class... Args>
   auto operator()(Args&&... args) {
+    constexpr bool kHasForward = requires(Self & self, Args && ... xs) {
+      self.forward(detail::cast_values(std::optional<DType>(), std::forward<Args>(xs))...);
+    };
+    static_assert(kHasForward,
+                  "the class that derives from nn::Module has no public forward() for the arguments of this "
+                  "call; declare one, such as Var forward(const Var& x)");
+    // Else the call has a type all the same, so that one error is all there is.
+    if constexpr (kHasForward)
+      return forward_called(std::forward<Args>(args)...);
+    else
+      return Var();
+  }
+
+  /// Every call's activations are dropped and computed again in backward: nn::recompute() inside of the unit's call.
+  /// Arguments are copied, and forward takes them by value or as constants. @throws InvalidArgument (the call) when it
+  /// does not.
+  void set_recompute(bool on) { recomputes_ = on; }
+  bool recomputes() const { return recomputes_; }
+
+ private:
+  template <class... Args>
+  auto forward_called(Args&&... args) {
     Tape* const tape = detail::tape_in(args...);
     detail::ModuleCall call(*this, tape);
     const auto forward = [this, to = call.precision()](auto&&... xs) {
@@ -121,13 +143,6 @@ class Module : public ModuleBase {
     }
   }
 
-  /// Every call's activations are dropped and computed again in backward: nn::recompute() inside of the unit's call.
-  /// Arguments are copied, and forward takes them by value or as constants. @throws InvalidArgument (the call) when it
-  /// does not.
-  void set_recompute(bool on) { recomputes_ = on; }
-  bool recomputes() const { return recomputes_; }
-
- private:
   bool recomputes_ = false;
 };
 

@@ -155,6 +155,26 @@ TEST(Precision, DtypesThatCannotBeAreNamed) {
   });
 }
 
+TEST(Precision, AnInputOfAnotherDtypeThanTheUnitsIsNamedWithTheRemedy) {
+  launch(1, [](RankContext& rank) {
+    TapeNet net;
+    const DeviceMesh mesh(rank.world, {{"shard", 1}});
+    fully_shard(net.blocks, mesh, {});
+    fully_shard(net, mesh, {.compute_dtype = DType::bf16});
+    Tape tape;
+    try {
+      net(tape.input(rows(rank, 1)));
+      ADD_FAILURE() << "it ran";
+    } catch (const ShapeMismatch& e) {
+      EXPECT_THAT(e.what(),
+                  testing::AllOf(testing::HasSubstr("parameter 'head.weight'"),
+                                 testing::HasSubstr("unit 'root' computes in bf16, and this input is f32"),
+                                 testing::HasSubstr("one FullyShardOptions::compute_dtype"),
+                                 testing::HasSubstr("output_dtype bf16")));
+    }
+  });
+}
+
 TEST(Precision, ACastBringsItsGradientBack) {
   auto device = make_cpu_device();
   Tensor x = Tensor::empty(*device, {3, 5}, DType::f32, "test");

@@ -14,6 +14,7 @@ namespace {
 
 using nn::Tape;
 using nn::Var;
+using testing::AllOf;
 using testing::HasSubstr;
 
 // The same model, whose units' verbs are called by hand: each block has a tape of its own, without units.
@@ -536,6 +537,22 @@ TEST(TapeUnits, AUnitCalledOutsideOfTheRootIsNamed) {
       EXPECT_THAT(e.what(), HasSubstr("unit 'blocks.0', which was called outside of the root's forward"));
     }
     run.expect_that_only_a_reset_lets_it_step();
+  });
+}
+
+TEST(TapeUnits, AForwardPastTheCallOfItsModuleIsNamedWithTheCall) {
+  launch(2, [](RankContext& rank) {
+    TapeNet net;
+    shard(net, rank, {});
+    Tape tape;
+    try {
+      net.block(1).forward(tape.input(rows(rank, 1)));
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const InvalidArgument& e) {
+      EXPECT_THAT(e.what(), AllOf(HasSubstr("unit 'blocks.1' is unsharded: call the module as module(x), not "
+                                            "module.forward(x)"),
+                                  HasSubstr("Unit::unshard()")));
+    }
   });
 }
 
