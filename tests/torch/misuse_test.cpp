@@ -87,9 +87,10 @@ TEST(TorchMisuse, CallsPastTheHolder) {
     alone(
         [](Net& model) {
           BlockImpl& block = *model->blocks[1]->as<BlockImpl>();
-          expect_message({"blocks.1.norm.weight", "blocks.1"}, [&] {
-            block.forward(torch::ones({1, NetImpl::kWidth}));
-          });
+          expect_message(
+              {"blocks.1.norm.weight", "blocks.1", "module(x) by its holder, not module->forward(x)"}, [&] {
+                block.forward(torch::ones({1, NetImpl::kWidth}));
+              });
           expect_message({"tokens.weight"}, [&] { model->tokens->weight.sum(); });
           net_loss(model, 0).backward();
         },
@@ -140,8 +141,9 @@ TEST(TorchMisuse, WhatCannotBeSharded) {
                    [&] { sherd::torch::fully_shard(*model, mesh_of(rank)); });
     Net other;
     for (auto& p : other->parameters()) p.data().fill_(static_cast<float>(rank.world->rank()));
-    expect_message({"different weights", "manual_seed"},
-                   [&] { sherd::torch::fully_shard(*other, mesh_of(rank)); });
+    expect_message(
+        {"different weights: rank 1 (", "; the first is '", "broadcast_from_rank_0()", "manual_seed"},
+        [&] { sherd::torch::fully_shard(*other, mesh_of(rank)); });
     for (auto& p : other->parameters()) p.data().fill_(0.5f);
     FullyShardOptions wrong;
     wrong.prefetch = -1;

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -78,7 +79,8 @@ void UnitUse::add(const Parameter& parameter, const at::Tensor& tensor) {
   weights_.push_back(
       {parameter, tensor, c10::Storage(),
        fmt::format("parameter '{}' is sharded by sherd: its values are there inside calls of the module "
-                   "of unit '{}' (through its holder, Sharded<M> or sherd::torch::call()), or while an "
+                   "of unit '{}' (module(x) by its holder, not module->forward(x); Sharded<M>; "
+                   "sherd::torch::call()), or while an "
                    "Unsharded of it lives. What moves or converts a module (Module::to()) comes before "
                    "fully_shard()",
                    name, unit_->name())});
@@ -319,18 +321,33 @@ void Model::require_places(const ::torch::nn::Module& root) const {
 }
 
 void Model::require_alike(Communicator& world) const {
+  Stream& stream = world.device().compute();
+  std::vector<uint64_t> digests;
   uint64_t digest = 0;
   for (const auto& [parameter, tensor] : description_.parameters()) {
-    digest ^= hash64(digest, parameter.name());
-    digest = tensor.is_meta() ? hash64(digest, "meta") : hash64(digest, bytes_of(on_host(tensor)));
+    const uint64_t name = hash64(0, parameter.name());
+    digests.push_back(tensor.is_meta() ? hash64(name, "meta") : hash64(name, bytes_of(on_host(tensor))));
+    digest = hash64(digest ^ digests.back(), {});
   }
-  Tensor scratch;
-  require_equal(
-      world, world.device().compute(), digest,
-      "sherd::torch::fully_shard: the modules of the ranks hold different weights; make them with the same "
-      "seed (torch::manual_seed(), one rank after the other where ranks are threads, for libtorch has one "
-      "generator for all of them), or load the same weights into each",
-      scratch);
+  const std::array<uint64_t, 2> mine{digest, digests.size()};
+  const std::vector<ValueComparison> whole = compare_values(world, stream, mine);
+  if (whole[0].equal()) return;
+  // All ranks have this result, so all of them compare further.
+  std::string first;
+  if (whole[1].equal()) {
+    const std::vector<ValueComparison> each = compare_values(world, stream, digests);
+    for (size_t i = 0; i < each.size() && first.empty(); ++i)
+      if (!each[i].equal())
+        first = fmt::format("; the first is '{}'", description_.parameters()[i].first.name());
+  }
+  throw RanksDiffer(
+      fmt::format(
+          "sherd::torch::fully_shard: the modules of the ranks hold different weights: {}{}; call "
+          "broadcast_from_rank_0() before, or make them with the same seed (torch::manual_seed(), one "
+          "rank after the other where ranks are threads, for libtorch has one generator for all of "
+          "them), or load the same weights into each",
+          whole[0].text, first),
+      whole[0].odd_ranks);
 }
 
 void Model::fill_shards() {
