@@ -7,9 +7,9 @@
 #include <sherd/checkpoint/detail/box_runs.h>
 #include <sherd/checkpoint/detail/verified_files.h>
 #include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/checkpoint/format/detail/at_path.h>
 #include <sherd/checkpoint/format/detail/piece_index.h>
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -20,11 +20,7 @@ constexpr int64_t kMaxManifestBytes = kManifestPrefix + std::numeric_limits<int>
 
 Manifest read_manifest(const fs::path& path, FileSystem& files) {
   const std::string bytes = read_whole(files, path, kMaxManifestBytes);
-  try {
-    return decode_manifest(bytes);
-  } catch (const CorruptCheckpoint& e) {
-    throw CorruptCheckpoint(fmt::format("'{}': {}", printable(path.string(), std::string::npos), e.what()));
-  }
+  return at_path(path, [&] { return decode_manifest(bytes); });
 }
 
 void check_box(const CheckpointTensor& tensor, const Box& box) {

@@ -43,7 +43,7 @@ using Opaque = std::function<bool(std::string_view name)>;
 class CheckpointReader {
  public:
   /// Opens `path`: reads the manifest or the headers, no tensor data.
-  /// @throws IoError when the path is missing or none of the above, CorruptCheckpoint when it is damaged.
+  /// @throws IoError when the path is missing or none of the above, CorruptCheckpoint when it is damaged, NewerFormat.
   [[nodiscard]] static CheckpointReader open(const std::filesystem::path& path,
                                              FileSystem& files = FileSystem::posix());
   /// Opens `path` with the tensors that `opaque` selects as u8 tensors of their bytes; sherd may lack their
@@ -93,7 +93,7 @@ struct Damage {
 /// Reads every byte of every file of a checkpoint's folder and returns all damage: a missing or torn
 /// manifest; missing, unknown, short, long and flipped files (a damaged block is reported once for each
 /// tensor with bytes in it); headers that differ from the manifest. Empty = sound. Never writes. Throws
-/// IoError only when `path` is absent. Calls `progress` from time to time with bytes done and total bytes.
+/// IoError only when `path` is absent, and NewerFormat. Calls `progress` from time to time with bytes done and total bytes.
 [[nodiscard]] std::vector<Damage> verify_checkpoint(
     const std::filesystem::path& path, const std::function<void(int64_t, int64_t)>& progress = {},
     FileSystem& files = FileSystem::posix());

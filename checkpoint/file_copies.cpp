@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/files/content_digest.h>
+#include <sherd/checkpoint/format/detail/at_path.h>
 #include <sherd/checkpoint/format/manifest.h>
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
@@ -27,11 +28,8 @@ std::vector<std::string> names_in(const fs::path& folder, FileSystem& files) {
 FileCopy manifest_copy(const fs::path& path, FileSystem& files) {
   std::string prefix(kManifestPrefix, '\0');
   files.open(path)->read_at(0, prefix.data(), kManifestPrefix);
-  try {
-    return {path.filename().string(), path.string(), decode_message_checksum(prefix)};
-  } catch (const CorruptCheckpoint& e) {
-    throw CorruptCheckpoint(fmt::format("'{}': {}", path.string(), e.what()));
-  }
+  const uint64_t digest = at_path(path, [&] { return decode_message_checksum(prefix); });
+  return {path.filename().string(), path.string(), digest};
 }
 
 int64_t bytes_of(const SafetensorsReader& file) {

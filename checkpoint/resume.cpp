@@ -49,7 +49,9 @@ std::vector<std::string> candidates(const std::filesystem::path& given, FileSyst
       files.kind(path / kManifestName) != FileSystem::Kind::none)
     return {kItself};
   std::vector<std::string> found;
-  for (const CommittedCheckpoint& c : list_checkpoints(path, files, &skipped)) found.push_back(c.name);
+  std::vector<UnusableCheckpoint> unusable;
+  for (const CommittedCheckpoint& c : list_checkpoints(path, files, &unusable)) found.push_back(c.name);
+  for (const UnusableCheckpoint& u : unusable) skipped.push_back(u.text());
   if (found.empty() && skipped.empty()) refuse("it holds no checkpoint");
   return found;
 }

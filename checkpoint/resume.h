@@ -22,9 +22,11 @@ struct Resumed {
 /// Calls load_checkpoint() for `path`: a checkpoint's folder, or a save folder (DIR of FORMAT.md). Of a save
 /// folder it takes the newest checkpoint that is complete, whose model is finite (as far as its manifest
 /// records) and whose every block read verifies; others are skipped. A checkpoint named directly may hold a
-/// non-finite model. Never writes. Collective over the root's mesh; same result or error on every rank. Rank
+/// non-finite model. A checkpoint that cannot be read (EIO) is skipped, too, and stays: a later save of the run has
+/// a larger sequence number, and pruning leaves it alone. Never writes. Collective over the root's mesh; same result or error on every rank. Rank
 /// 0 chooses; each rank reads the folder of that name below its own `path`.
-/// @throws CorruptCheckpoint when the one checkpoint, or every one in the folder, is damaged; IoError when a
+/// @throws NewerFormat (NotSupported) when a checkpoint of the folder has a newer format, also where older ones are sound;
+/// CorruptCheckpoint when the one checkpoint, or every one in the folder, is damaged; IoError when a
 /// rank has no checkpoint, naming the rank; InvalidArgument as load_checkpoint() (a checkpoint that does not
 /// fit is not skipped); RanksDiffer where the ranks have different newest checkpoints, or different contents
 /// of one (LoadOptions::compare_copies).

@@ -75,7 +75,7 @@ struct CheckpointSaver::Impl {
   void set_report(const std::vector<int64_t>& words);
   void commit(const std::filesystem::path& temporary, const TrainingState& state, SaveReport& report);
   bool is_own(const CommittedCheckpoint& c) const {
-    return c.sequence <= inherited || committed.contains(c.sequence);
+    return c.sequence <= inherited || c.sequence > found;  // the lock keeps others from saving here
   }
   std::optional<EvaluatedCheckpoint> best() {
     return folder->lowest_loss(options.best_of, [this](const CommittedCheckpoint& c) { return is_own(c); });
@@ -112,7 +112,6 @@ struct CheckpointSaver::Impl {
   uint64_t inherited = 0;             // sequence number of the checkpoint that the run resumes
   uint64_t found = 0;                 // the largest sequence number in the folder at the start
   bool replaced = false;              // `overwrite`: what lay there is gone
-  std::set<uint64_t> committed;       // of this saver's
   std::vector<int64_t> report_words;  // of each rank: block checksums, and two for each piece
 
   std::optional<Agreement> agreement, writing;  // of the rank's thread, of the one that writes
@@ -252,7 +251,6 @@ void CheckpointSaver::Impl::set_report(const std::vector<int64_t>& words) {
 void CheckpointSaver::Impl::commit(const std::filesystem::path& temporary, const TrainingState& state,
                                    SaveReport& report) {
   whole.training = state;
-  committed.insert(folder->next_sequence());  // also when a failure comes after the rename
   try {
     folder->commit(temporary, state.step, whole);
   } catch (const LateFailure& e) {

@@ -7,6 +7,7 @@
 
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/checkpoint/format/detail/at_path.h>
 #include <sherd/checkpoint/safetensors/detail/saved_offsets.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
 #include <sherd/kernels/device/error.h>
@@ -64,6 +65,8 @@ class Verifier {
       add(kManifest, e.what());
     } catch (const IoError& e) {
       add(kManifest, e.what());
+    } catch (const NewerFormat&) {
+      at_path(root_ / kManifest, [] { throw; });
     }
     return false;
   }

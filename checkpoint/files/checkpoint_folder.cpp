@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
 #include <tuple>
 
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/files/detail/random_token.h>
+#include <sherd/checkpoint/format/detail/at_path.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -25,6 +27,16 @@ constexpr const char* kLatest = "latest";
 constexpr const char* kBest = "best";
 constexpr const char* kLock = "lock";
 constexpr size_t kTokenDigits = 16;
+// More saves than were made after the newest readable checkpoint and before an unreadable one.
+constexpr uint64_t kUnknownSaves = 1'000'000;
+
+bool is_missing(const fs::path& path, FileSystem& files) {
+  try {
+    return files.kind(path) == Kind::none;
+  } catch (const IoError&) {
+    return false;
+  }
+}
 
 bool all_in(std::string_view text, std::string_view letters) {
   return text.find_first_not_of(letters) == text.npos;
@@ -35,12 +47,13 @@ fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.
 /// @throws CorruptCheckpoint, IoError.
 uint64_t sequence_of(const fs::path& manifest, FileSystem& files) {
   const std::unique_ptr<ReadableFile> file = files.open(manifest);
-  std::string prefix(kManifestPrefix, '\0');
-  file->read_at(0, prefix.data(), kManifestPrefix);
-  const uint64_t sequence = decode_sequence(prefix);
+  const int64_t size = file->size();
+  std::string prefix(static_cast<size_t>(std::min(size, kManifestPrefix)), '\0');  // a short one is torn
+  file->read_at(0, prefix.data(), static_cast<int64_t>(prefix.size()));
+  const uint64_t sequence = at_path(manifest, [&] { return decode_sequence(prefix); });
   uint64_t length = 0;
   std::memcpy(&length, prefix.data() + 24, sizeof length);
-  const auto there = static_cast<uint64_t>(file->size() - kManifestPrefix);
+  const auto there = static_cast<uint64_t>(size - kManifestPrefix);
   if (length != there) {
     throw CorruptCheckpoint(fmt::format("'{}' is torn: its message has {} bytes, {} are there",
                                         manifest.string(), length, there));
@@ -101,15 +114,22 @@ void create_temporary(FileSystem& files, const fs::path& path) {
 }
 
 std::vector<CommittedCheckpoint> list_checkpoints(const fs::path& folder, FileSystem& files,
-                                                  std::vector<std::string>* unusable) {
+                                                  std::vector<UnusableCheckpoint>* unusable) {
   std::vector<CommittedCheckpoint> found;
   for (const std::string& name : files.list(folder)) {
     if (!is_checkpoint_name(name)) continue;
+    UnusableCheckpoint wrong{.name = name, .reason = {}};
     try {
       found.push_back({name, sequence_of(folder / name / kManifestFile, files)});
-    } catch (const Error& e) {
-      if (unusable != nullptr) unusable->push_back(fmt::format("{}: {}", name, e.what()));
+      continue;
+    } catch (const CorruptCheckpoint& e) {
+      wrong.reason = e.what();
+    } catch (const IoError& e) {
+      if (is_missing(folder / name, files)) continue;  // pruned meanwhile
+      wrong.reason = e.what();
+      wrong.unreadable = !is_missing(folder / name / kManifestFile, files);
     }
+    if (unusable != nullptr) unusable->push_back(std::move(wrong));
   }
   std::sort(found.begin(), found.end(), [](const CommittedCheckpoint& a, const CommittedCheckpoint& b) {
     return std::tie(a.sequence, a.name) > std::tie(b.sequence, b.name);
@@ -120,11 +140,23 @@ std::vector<CommittedCheckpoint> list_checkpoints(const fs::path& folder, FileSy
 CheckpointFolder::CheckpointFolder(fs::path path, FileSystem& files, LockHolder self)
     : path_(std::move(path)), files_(files), token_(random_token()) {
   create_with_parents(path_, files_);
+  (void)list_checkpoints(path_, files_);  // a newer format is refused before a file of it is touched
   lock_.emplace(path_, files_, std::move(self), [this] { return temporary_name(kLock); });
   // This also takes from a holder that was stopped in the middle of a commit what it was about to rename.
   sweep();
-  const std::vector<CommittedCheckpoint> all = list_checkpoints(path_, files_);
+  std::vector<UnusableCheckpoint> unusable;
+  const std::vector<CommittedCheckpoint> all = list_checkpoints(path_, files_, &unusable);
   if (!all.empty()) last_sequence_ = all.front().sequence;
+  if (std::any_of(unusable.begin(), unusable.end(), [](const auto& u) { return u.unreadable; }))
+    last_sequence_ += kUnknownSaves;
+}
+
+std::vector<CommittedCheckpoint> CheckpointFolder::listed() {
+  std::vector<CommittedCheckpoint> all = list_checkpoints(path_, files_);
+  std::set<uint64_t> there;
+  for (const CommittedCheckpoint& c : all) there.insert(c.sequence);
+  std::erase_if(known_, [&](const auto& known) { return !there.contains(known.first); });
+  return all;
 }
 
 void CheckpointFolder::sweep() {
@@ -179,7 +211,6 @@ fs::path CheckpointFolder::commit(const fs::path& temporary, int64_t step, Manif
     files_.rename(temporary, committed);
   }
   last_sequence_ = manifest.sequence;
-  known_[last_sequence_] = known_of(manifest);
 
   const char* what = "may not survive a power failure";
   bool durable = false;
@@ -257,7 +288,7 @@ const CheckpointFolder::Known& CheckpointFolder::known(const CommittedCheckpoint
 std::optional<EvaluatedCheckpoint> CheckpointFolder::lowest_loss(
     const std::string& data, const std::function<bool(const CommittedCheckpoint&)>& counts) {
   std::optional<EvaluatedCheckpoint> best;
-  for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {  // newest first
+  for (const CommittedCheckpoint& c : listed()) {  // newest first
     if (!counts(c)) continue;
     const Known& k = known(c);
     if (k.finite && k.loss && k.data == data && (!best || *k.loss <= best->loss)) best = {c.name, *k.loss};
@@ -271,7 +302,7 @@ std::vector<std::string> CheckpointFolder::prune(int64_t keep, const PruneRule& 
   std::string newest;
   const std::string best_name = best();
   int64_t left = keep, finite_left = keep;
-  for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {
+  for (const CommittedCheckpoint& c : listed()) {
     bool stays = false;
     if (left > 0 || finite_left > 0) {
       if (rule.counts && !rule.counts(c)) continue;
@@ -290,7 +321,7 @@ std::vector<std::string> CheckpointFolder::remove(
     const std::function<bool(const CommittedCheckpoint&)>& removable) {
   std::vector<CommittedCheckpoint> old;
   std::string newest;
-  for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {
+  for (const CommittedCheckpoint& c : listed()) {
     if (removable(c)) {
       old.push_back(c);
     } else if (newest.empty()) {
@@ -300,14 +331,6 @@ std::vector<std::string> CheckpointFolder::remove(
   if (newest.empty())
     throw InvalidArgument(fmt::format("'{}': no checkpoint would stay; none is removed", path_.string()));
   return remove_all(old, newest);
-}
-
-bool CheckpointFolder::holds(const fs::path& path, uint64_t sequence) {
-  try {
-    return sequence_of(path / kManifestFile, files_) == sequence;
-  } catch (const Error&) {  // torn, or gone
-    return false;
-  }
 }
 
 // `newest` is one that stays. Returns the names removed.
@@ -330,13 +353,20 @@ std::vector<std::string> CheckpointFolder::remove_all(const std::vector<Committe
     const std::string what = fmt::format("'{}' is not removed", (path_ / c.name).string());
     lock_->require(what);
     files_.rename(path_ / c.name, aside);
-    if (!holds(aside, c.sequence)) {
+    std::string wrong;
+    try {
+      if (sequence_of(aside / kManifestFile, files_) != c.sequence)
+        wrong = "another checkpoint has taken its place";
+    } catch (const Error& e) {
+      wrong = e.what();
+    }
+    if (!wrong.empty()) {
       // This process was suspended after require(); the new holder of the folder has a checkpoint of this
-      // name.
+      // name. Or it cannot be read, and may be such a one.
       files_.rename(aside, path_ / c.name);
       files_.sync_folder(path_);
       lock_->require(what);
-      throw IoError(fmt::format("{}: another checkpoint has taken its place", what));
+      throw IoError(fmt::format("{}: {}", what, wrong));
     }
     removed.push_back(aside);
   }

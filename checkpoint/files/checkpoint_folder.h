@@ -35,11 +35,21 @@ struct CommittedCheckpoint {
   std::string name;
   uint64_t sequence = 0;
 };
+/// Folder with a checkpoint's name whose sequence number is unknown: any other one may be older or newer.
+struct UnusableCheckpoint {
+  std::string name, reason;
+  /// The manifest is present and cannot be read now (EIO); it may be sound. False: it is missing or damaged.
+  bool unreadable = false;
+  /// Returns "NAME: REASON".
+  std::string text() const { return name + ": " + reason; }
+};
 /// Returns the committed checkpoints below `folder`, newest (largest sequence number) first. Folders with a
-/// missing or torn manifest are left out, and named in `unusable` with the reason where given. Reads only.
-[[nodiscard]] std::vector<CommittedCheckpoint> list_checkpoints(const std::filesystem::path& folder,
-                                                                FileSystem& files,
-                                                                std::vector<std::string>* unusable = nullptr);
+/// missing, damaged or unreadable manifest are left out, and put into `unusable` where given. Reads only.
+/// @throws NewerFormat where a checkpoint of the folder has a format version above this program's: which one is
+/// the newest, and what may be removed, is that version's to say.
+[[nodiscard]] std::vector<CommittedCheckpoint> list_checkpoints(
+    const std::filesystem::path& folder, FileSystem& files,
+    std::vector<UnusableCheckpoint>* unusable = nullptr);
 
 /// Committed checkpoint with the loss of the evaluation that it was saved after.
 struct EvaluatedCheckpoint {
@@ -72,7 +82,8 @@ class LateFailure : public IoError {
 class CheckpointFolder {
  public:
   /// Creates the folder and missing parents, takes its lock, removes the rest of unfinished saves.
-  /// @throws IoError when another run saves there, or the folder cannot be used.
+  /// @throws IoError when another run saves there, or the folder cannot be used; NewerFormat before anything is
+  /// changed.
   CheckpointFolder(std::filesystem::path path, FileSystem& files,
                    LockHolder self = LockHolder::of_this_process());
 
@@ -84,7 +95,8 @@ class CheckpointFolder {
   /// all runs.
   /// @throws IoError when the checkpoint's name exists and is not a checkpoint.
   std::filesystem::path temporary(int64_t step);
-  /// Returns the sequence number of the next commit.
+  /// Returns the sequence number of the next commit, above that of every checkpoint in the folder. Where one cannot be
+  /// read, it is above all numbers that it can have.
   uint64_t next_sequence() const { return last_sequence_ + 1; }
   /// Commits a checkpoint whose tensor files are written and synced below `temporary`. Syncs their folders,
   /// writes the manifest (sequence set to next_sequence()), syncs, renames, and updates `latest`. On return
@@ -119,6 +131,8 @@ class CheckpointFolder {
 
  private:
   void sweep();
+  /// Returns list_checkpoints(), and forgets what is known of others.
+  std::vector<CommittedCheckpoint> listed();
   /// What a manifest says of its checkpoint.
   struct Known {
     bool finite = false;
@@ -129,8 +143,6 @@ class CheckpointFolder {
   const Known& known(const CommittedCheckpoint& checkpoint);
   bool is_finite(const std::string& name);
   std::vector<std::string> remove_all(const std::vector<CommittedCheckpoint>& old, const std::string& newest);
-  /// Returns whether the checkpoint at `path` has this sequence number.
-  bool holds(const std::filesystem::path& path, uint64_t sequence);
   /// Returns the name in the file `pointer` (`latest`, `best`); empty when absent.
   std::string named_in(const char* pointer);
   void write_name(const char* pointer, const std::string& name);
@@ -142,7 +154,7 @@ class CheckpointFolder {
   int64_t count_ = 0;
   std::optional<SaveLock> lock_;
   uint64_t last_sequence_ = 0;
-  std::map<uint64_t, Known> known_;  // by sequence number, of manifests that were read or written
+  std::map<uint64_t, Known> known_;  // by sequence number, of manifests in the folder that were read
 };
 
 }  // namespace sherd

@@ -11,6 +11,7 @@
 
 #include <sherd/checkpoint/format/detail/manifest_message.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/program.h>
 
 namespace sherd {
 namespace {
@@ -44,11 +45,14 @@ Prefix decode_prefix(std::string_view bytes) {
     throw CorruptCheckpoint("it does not begin with \"sherdckp\": this is not a manifest");
   if (prefix.prefix_checksum != checksum(&prefix, kChecked))
     throw CorruptCheckpoint("the checksum of its first 40 bytes differs: they are damaged");
-  if (prefix.version == 0 || prefix.version > kVersion || prefix.zero != 0) {
+  if (prefix.version > kVersion)
+    throw NewerFormat(
+        fmt::format("it has format version {}, and this program, sherd {}, reads versions up to {}; use the "
+                    "newer program that wrote it, or another folder",
+                    prefix.version, program_version(), kVersion));
+  if (prefix.version == 0 || prefix.zero != 0)
     throw CorruptCheckpoint(
-        fmt::format("it has format version {}.{}; this sherd reads version {}: use a newer one",
-                    prefix.version, prefix.zero, kVersion));
-  }
+        fmt::format("it has format version {}.{}, which does not exist", prefix.version, prefix.zero));
   return prefix;
 }
 

@@ -10,6 +10,7 @@
 #include <sherd/checkpoint/finite.h>
 #include <sherd/dtensor/index.h>
 #include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/shape.h>
 
 namespace sherd {
@@ -100,19 +101,26 @@ int64_t model_not_finite(const Manifest& manifest);
 /// Returns element `at` of a box in row-major order as an index of the whole tensor in row-major order.
 int64_t index_in_whole(const Shape& shape, const Box& box, int64_t at);
 
+/// A manifest has a format version above this program's. It is sound as far as known, and not damage: its checkpoint is
+/// never passed over, replaced or removed.
+class NewerFormat : public NotSupported {
+ public:
+  using NotSupported::NotSupported;
+};
+
 /// Returns the bytes of manifest.binpb, the same for equal manifests. @throws InvalidArgument when the
 /// message would pass 2 GiB, and for text that is not UTF-8.
 [[nodiscard]] std::string encode_manifest(const Manifest& manifest);
 /// Returns the sequence number; only the first bytes of a manifest file are needed. @throws
-/// CorruptCheckpoint.
+/// CorruptCheckpoint, NewerFormat.
 uint64_t decode_sequence(std::string_view first_48_bytes);
 /// Returns the recorded checksum of everything except the sequence number: training state, files with their
-/// checksums, and tensors. decode_manifest() verifies it. @throws CorruptCheckpoint.
+/// checksums, and tensors. decode_manifest() verifies it. @throws CorruptCheckpoint, NewerFormat.
 uint64_t decode_message_checksum(std::string_view first_48_bytes);
 constexpr int64_t kManifestPrefix = 48;
 /// Decodes a manifest and checks all that FORMAT.md requires of a manifest by itself (rules 1 to 4 of section
 /// 4). Memory stays proportional to bytes.size() (about 100 times for the worst messages). @throws
-/// CorruptCheckpoint with the error and its place; the caller adds the file's name.
+/// CorruptCheckpoint with the error and its place, NewerFormat; the caller adds the file's name.
 [[nodiscard]] Manifest decode_manifest(std::string_view bytes);
 
 /// Encode and decode parts of a manifest, as ranks exchange them: files and tensors only, without checksums

@@ -10,19 +10,28 @@
 #include <string_view>
 #include <system_error>
 
+#include <dnnl.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <gnu/libc-version.h>
 #include <poll.h>
 #include <unistd.h>
 
-#include <sherd/kernels/device/cpu/features.h>
 #include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 
+const char* program_version() { return SHERD_VERSION; }
+
+std::string program_build() {
+  const dnnl_version_t& library = *dnnl_version();
+  return fmt::format("{}; compiler {}, oneDNN {}.{}.{} {}, glibc {}", SHERD_FEATURES, __VERSION__,
+                     library.major, library.minor, library.patch, library.hash, gnu_get_libc_version());
+}
+
 std::string version_text(const std::string& program) {
   return fmt::format("{} {} ({}; this processor: {})\n", program, SHERD_VERSION, SHERD_FEATURES,
-                     cpu::describe(cpu::features()));
+                     ProcessorFeatures::of_this_one().text);
 }
 
 namespace {

@@ -155,6 +155,7 @@ CommandLine parse_config(int argc, const char* const* argv) {
         fmt::format("--resume {}: its settings cannot be read: {}", line.config.resume, unread));
   sherd::throw_problems(problems);
   if (line.config.eval_only || line.config.sample_only) drop_outputs_of_training(line.config);
+  for (std::string& idle : idle_variables(line.config)) line.notes.push_back(std::move(idle));
   return line;
 }
 

@@ -152,6 +152,17 @@ void Rules::check_machine() const {
     refuse("--comm nccl: moves memory between GPUs; give --device cuda, or leave --comm local");
   if (c.comm == "mpi" && c.device == "cuda")
     refuse("--comm mpi: moves memory of CPUs; give --comm nccl, or leave --device cpu");
+  // The default is of other backends.
+  if (c.comm == "mpi" && good("bootstrap") && c.bootstrap == "env" && given.by_anyone("bootstrap"))
+    refuse(
+        "--bootstrap env: ranks of --comm mpi always meet over MPI, which also distributes the job's secret; "
+        "leave it out, or give --bootstrap mpi");
+  if (c.comm == "mpi" && good("bootstrap") && c.bootstrap == "none")
+    refuse(
+        "--bootstrap none: ranks of --comm mpi are the processes of a job; leave it out, or give --comm "
+        "local");
+  if (good("kernels") && c.kernels != TrainConfig().kernels && c.device == "cuda")
+    refuse("--kernels {}: of CPUs alone; give --device cpu, or leave it out", c.kernels);
   if (c.mpi_library_order && c.comm != "mpi" && c.comm != "auto")
     refuse("--mpi-library-order: of MPI alone; give --comm mpi");
   if (c.comm != "nccl") {

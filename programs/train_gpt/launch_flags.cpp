@@ -3,6 +3,8 @@
 #include <cctype>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -83,6 +85,18 @@ void check_launch(const TrainConfig& config, const sherd::EnvironmentLookup& get
   const std::vector<std::string> found =
       sherd::launch_contradictions(static_cast<int>(config.ranks), launch_options(config), get);
   if (!found.empty()) throw sherd::InvalidArgument(with_flags(fmt::format("{}", fmt::join(found, "; "))));
+}
+
+std::vector<std::string> idle_variables(const TrainConfig& config, const sherd::EnvironmentLookup& get) {
+  std::vector<std::string> lines;
+  if (config.comm != "mpi" && (config.comm != "nccl" || config.bootstrap != "mpi")) return lines;
+  for (const char* name : {"SHERD_JOB_SECRET", "SHERD_JOB_SECRET_FILE"}) {
+    const char* const value = get ? get(name) : std::getenv(name);
+    if (value != nullptr && *value != '\0')
+      lines.push_back(fmt::format(
+          "{} is not used: rank 0 draws the job's secret and MPI distributes it; unset the variable", name));
+  }
+  return lines;
 }
 
 std::string with_flags(const std::string& message) {

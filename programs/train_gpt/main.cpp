@@ -35,6 +35,7 @@
 #include "run_options.h"
 #include "same_files.h"
 #include "same_flags.h"
+#include "same_program.h"
 #include "sample_text.h"
 #include "trainer.h"
 #include "training_loop.h"
@@ -58,9 +59,9 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   if (!out) return;
   sherd::Summary s;
   s.loss_unit = loss_unit(config);
-  s.first_loss = out->losses[static_cast<size_t>(out->first)];
-  s.last_loss = out->losses.back();
-  if (!out->held_out.empty()) s.eval_loss = out->held_out.back().second;
+  s.first_loss = out->first_loss;
+  s.last_loss = out->last_loss;
+  s.eval_loss = out->last_held_out;
   s.eval_sets = out->held_out_sets;
   s.steps = trainer.step() - out->first;
   s.seconds = out->seconds;
@@ -264,7 +265,10 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
                      Output* out, std::string& doing, std::atomic<int>& code) {
   const TrainConfig& config = inputs.config;
   const std::shared_ptr<const sherd::TokenWindows>& windows = inputs.windows;
-  doing = "comparing the ranks' flags and files";
+  doing = "comparing the ranks' programs, flags and files";
+  if (config.comm != "local")
+    for (const std::string& line : compare_programs(rank, ProgramFacts::of(rank, config)))
+      if (out) warn(line);
   check_same_inputs(rank, inputs);
   doing = "building the model";
   sherd::TraceOutput trace(rank, trace_options(config));

@@ -11,6 +11,7 @@
 
 #include <sherd/kernels/device/printable.h>
 #include <sherd/train/report/event_writer.h>
+#include <sherd/train/report/loss_svg.h>
 #include <sherd/train/report/metrics.h>
 #include <sherd/train/report/process_memory.h>
 
@@ -56,9 +57,10 @@ struct Output {
   sherd::CommCounts comm;              // of the last step
   int64_t peak_bytes = 0;              // up to it
   double flops_per_token = 0;
-  std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
-  int64_t first = 0;           // steps before this run
-  std::vector<std::pair<int64_t, double>> held_out;
+  sherd::LossCurve losses, held_out;     // also of steps before a resume
+  double first_loss = 0, last_loss = 0;  // of this run's steps
+  int64_t first = 0;                     // steps before this run
+  std::optional<double> last_held_out;
   sherd::SetLosses held_out_sets;  // of the last of them
   double seconds = 0;              // of training, without the two that follow
   double evaluation_seconds = 0;

@@ -50,8 +50,7 @@ class Loop {
     out_->first = trainer_.step();
     out_->flops_per_token = trainer_.flops_per_token();
     out_->begin(config, trainer_.step());
-    sherd::read_losses(config.metrics, out_->first, out_->losses, out_->held_out);
-    for (const double loss : out_->losses) spikes_.add(loss);
+    read_losses_before();
     if (config.verify_step > 0 && config.verify_step <= trainer_.step())
       warn(fmt::format("--verify-step {}: this run begins with step {}, so that nothing is verified",
                        config.verify_step, trainer_.step() + 1));
@@ -90,6 +89,22 @@ class Loop {
   }
 
  private:
+  // Of a resumed run: for the picture and the detector of spikes.
+  void read_losses_before() {
+    std::vector<double> losses;
+    std::vector<std::pair<int64_t, double>> held_out;
+    sherd::read_losses(config_.metrics, out_->first, losses, held_out);
+    int64_t step = 0;
+    for (const double loss : losses) {
+      out_->losses.add(++step, loss);
+      spikes_.add(loss);
+    }
+    for (const auto& [at, loss] : held_out) {
+      out_->held_out.add(at, loss);
+      out_->last_held_out = loss;
+    }
+  }
+
   // Trains a step. @returns why nothing may follow it, not even a save; empty: all is well.
   std::string next_step() {
     const int64_t step = trainer_.step() + 1;
@@ -188,9 +203,12 @@ class Loop {
         const SequenceRange data = trainer_.collected_sequences();
         warn(sherd::describe(*spike, result.step, result.grad_norm, data.first, data.count));
       }
-      out_->losses.push_back(result.loss);
+      if (result.step == out_->first + 1) out_->first_loss = result.loss;
+      out_->last_loss = result.loss;
+      out_->losses.add(result.step, result.loss);
       if (result.eval_loss) {
-        out_->held_out.emplace_back(result.step, *result.eval_loss);
+        out_->held_out.add(result.step, *result.eval_loss);
+        out_->last_held_out = result.eval_loss;
         out_->held_out_sets = result.eval_sets;
       }
       // Before the step is saved: a run that is killed in between must not miss the line for good.

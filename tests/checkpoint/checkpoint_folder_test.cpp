@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -8,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/kernels/device/error.h>
 
@@ -69,7 +73,7 @@ fs::path save(CheckpointFolder& folder, FileSystem& files, int64_t step, const s
 /// Tags of the committed checkpoints by name, every byte of them checked.
 std::map<std::string, std::string> contents(const fs::path& folder) {
   std::map<std::string, std::string> tags;
-  std::vector<std::string> unusable;
+  std::vector<UnusableCheckpoint> unusable;
   FileSystem& files = FileSystem::posix();
   for (const CommittedCheckpoint& found : list_checkpoints(folder, files, &unusable)) {
     const Manifest manifest =
@@ -295,13 +299,73 @@ TEST(CheckpointFolder, ListLeavesOutWhatIsUnusable) {
   path.write("step_00000005.tmp-0123456789abcdef-0/manifest.binpb", manifest);
   for (size_t length = 0; length < manifest.size(); ++length) {
     path.write("step_00000002/manifest.binpb", manifest.substr(0, length));
-    std::vector<std::string> unusable;
+    std::vector<UnusableCheckpoint> unusable;
     const auto listed = list_checkpoints(path.path(), files, &unusable);
     EXPECT_EQ(listed.size(), 1u) << length;
-    EXPECT_THAT(unusable, ElementsAre(HasSubstr("step_00000002"), HasSubstr("step_00000003"),
-                                      AllOf(HasSubstr("step_00000004"), HasSubstr("No such file"))));
+    std::vector<std::string> texts;
+    for (const UnusableCheckpoint& u : unusable) {
+      texts.push_back(u.text());
+      EXPECT_FALSE(u.unreadable) << u.text();
+    }
+    EXPECT_THAT(texts, ElementsAre(HasSubstr("step_00000002"), HasSubstr("step_00000003"),
+                                   AllOf(HasSubstr("step_00000004"), HasSubstr("No such file"))));
   }
   EXPECT_THAT(list_checkpoints(path.path(), files), SizeIs(1));
+}
+
+/// Gives a manifest a format version of the future; its first bytes are sound.
+void make_newer(const std::string& manifest) {
+  std::string bytes = read_bytes(manifest);
+  bytes[8] = 7;
+  const uint64_t sum = checksum(bytes.data(), 40);
+  std::memcpy(bytes.data() + 40, &sum, sizeof sum);
+  std::ofstream(manifest, std::ios::binary) << bytes;
+}
+
+TEST(CheckpointFolder, ACheckpointOfANewerFormatMakesTheFolderUntouchable) {
+  for (const std::string newer : {"step_00000010", "step_00000020", "step_00000030"}) {
+    const TemporaryFolder path;
+    FileSystem& files = FileSystem::posix();
+    {
+      CheckpointFolder folder(path.path(), files);
+      for (const int64_t step : {10, 20, 30}) save(folder, files, step, "aaaaaaaa");
+    }
+    make_newer(path / (newer + "/manifest.binpb"));
+    path.write("step_00000040.tmp-0123456789abcdef-0/model/shard", "of the newer program");
+    const std::string lock = read_bytes(path / "lock");
+    const auto refused = AllOf(HasSubstr(newer + "/manifest.binpb"), HasSubstr("format version 7"),
+                               HasSubstr("reads versions up to 1"));
+    EXPECT_THAT(message_of<NewerFormat>([&] { CheckpointFolder(path.path(), files); }), refused);
+    EXPECT_THAT(message_of<NewerFormat>([&] { (void)list_checkpoints(path.path(), files); }), refused);
+    EXPECT_THAT(message_of<NewerFormat>([&] { (void)verify_checkpoint(path / newer); }), refused);
+    EXPECT_THAT(message_of<NewerFormat>([&] { (void)CheckpointReader::open(path / newer); }), refused);
+    EXPECT_EQ(read_bytes(path / "lock"), lock);
+    EXPECT_THAT(temporaries(path.path()), SizeIs(1)) << "nothing was swept";
+  }
+}
+
+TEST(CheckpointFolder, AnUnreadableOneIsOlderThanEveryLaterSave) {
+  const TemporaryFolder path;
+  FaultFileSystem files;
+  {
+    CheckpointFolder folder(path.path(), files);
+    for (const int64_t step : {10, 20, 30}) save(folder, files, step, "aaaaaaaa");
+  }
+  files.fail_reads("step_00000030/manifest.binpb", EIO);
+  std::vector<UnusableCheckpoint> unusable;
+  EXPECT_THAT(list_checkpoints(path.path(), files, &unusable), SizeIs(2));
+  ASSERT_THAT(unusable, SizeIs(1));
+  EXPECT_TRUE(unusable[0].unreadable);
+  EXPECT_THAT(unusable[0].text(), AllOf(HasSubstr("step_00000030: "), HasSubstr("Input/output error")));
+  {
+    // A run that resumes from step 20 with other steps between its saves.
+    CheckpointFolder folder(path.path(), files);
+    save(folder, files, 25, "bbbbbbbb");
+    EXPECT_THAT(folder.prune(1), ElementsAre("step_00000020", "step_00000010"));
+  }
+  files.reset();
+  EXPECT_EQ(list_checkpoints(path.path(), files).front().name, "step_00000025");
+  EXPECT_THAT(contents(path.path()), SizeIs(2)) << "the unreadable one stays";
 }
 
 TEST(CheckpointFolder, PruneKeepsTheNewestBySequence) {

@@ -128,8 +128,8 @@ TEST(Manifest, EveryOtherLengthIsRefused) {
 
 TEST(Manifest, OtherVersionsAreRefusedByNumber) {
   EXPECT_NO_THROW((void)decode_manifest(with_prefix("")));
-  EXPECT_THAT(message_of<CorruptCheckpoint>([] { (void)decode_manifest(with_prefix("", 2)); }),
-              HasSubstr("version 2"));
+  EXPECT_THAT(message_of<NewerFormat>([] { (void)decode_manifest(with_prefix("", 2)); }),
+              AllOf(HasSubstr("version 2"), HasSubstr("reads versions up to 1"), HasSubstr("newer program")));
   EXPECT_THROW((void)decode_manifest(with_prefix("", 0)), CorruptCheckpoint);
   EXPECT_THROW((void)decode_manifest(with_prefix("", 1, 1)), CorruptCheckpoint);
 }

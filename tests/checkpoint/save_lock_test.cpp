@@ -59,7 +59,8 @@ fs::path save(CheckpointFolder& folder, FileSystem& files, int64_t step) {
 }
 
 std::vector<std::string> checkpoints(const TemporaryFolder& folder) {
-  std::vector<std::string> names, unusable;
+  std::vector<std::string> names;
+  std::vector<UnusableCheckpoint> unusable;
   for (const auto& c : list_checkpoints(folder.path(), FileSystem::posix(), &unusable))
     names.push_back(c.name);
   EXPECT_THAT(unusable, IsEmpty());

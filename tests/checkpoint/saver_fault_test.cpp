@@ -86,7 +86,7 @@ bool is_sound(const fs::path& checkpoint) {
 using Versions = std::map<int64_t, uint64_t>;
 Versions versions_in(const fs::path& folder) {
   Versions versions;
-  std::vector<std::string> unusable;
+  std::vector<UnusableCheckpoint> unusable;
   for (const CommittedCheckpoint& found : list_checkpoints(folder, FileSystem::posix(), &unusable)) {
     const Manifest manifest = CheckpointReader::open(folder / found.name).manifest();
     versions[manifest.training.step] = is_sound(folder / found.name) ? manifest.training.seed : 0;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -20,23 +21,6 @@ constexpr const char* kHeldOutColor = "#cc6677";
 
 using Points = std::vector<std::pair<double, double>>;  // (step, loss)
 
-/// Averages of equal runs of steps, at most 1000 of them.
-Points thinned(const std::vector<double>& losses) {
-  const size_t run = (losses.size() + 999) / 1000;
-  Points points;
-  for (size_t begin = 0; begin < losses.size(); begin += run) {
-    const size_t end = std::min(begin + run, losses.size());
-    double sum = 0, count = 0;
-    for (size_t i = begin; i < end; ++i) {
-      if (!std::isfinite(losses[i])) continue;
-      sum += losses[i];
-      ++count;
-    }
-    if (count > 0) points.emplace_back(0.5 * static_cast<double>(begin + 1 + end), sum / count);
-  }
-  return points;
-}
-
 /// Maps values to pixels; the loss axis begins and ends at ticks.
 struct Axes {
   double last_step = 1;
@@ -49,7 +33,7 @@ struct Axes {
   }
 };
 
-Axes fit(const Points& train, const Points& held_out, size_t steps) {
+Axes fit(const Points& train, const Points& held_out, int64_t steps) {
   Axes axes;
   axes.last_step = std::max(1.0, static_cast<double>(steps));
   double low = std::numeric_limits<double>::infinity(), high = -low;
@@ -114,14 +98,38 @@ std::string legend(double x, const char* color, const std::string& title) {
 
 }  // namespace
 
-std::string draw_losses(const std::vector<double>& losses,
-                        const std::vector<std::pair<int64_t, double>>& held_out, const std::string& unit) {
-  const Points train = thinned(losses);
-  Points evaluated;
-  for (const auto& [step, loss] : held_out) {
-    if (std::isfinite(loss)) evaluated.emplace_back(static_cast<double>(step), loss);
+void LossCurve::add(int64_t step, double loss) {
+  last_step_ = step;
+  if (!std::isfinite(loss)) return;
+  const int64_t index = (step - 1) / length_;
+  if (runs_.empty() || runs_.back().index != index) runs_.push_back({.index = index});
+  Run& run = runs_.back();
+  ++run.count;
+  run.steps += static_cast<double>(step);
+  run.losses += loss;
+  while (runs_.size() > kMost) {
+    length_ *= 2;
+    std::vector<Run> merged;
+    for (const Run& r : runs_) {
+      if (merged.empty() || merged.back().index != r.index / 2) merged.push_back({.index = r.index / 2});
+      merged.back().count += r.count;
+      merged.back().steps += r.steps;
+      merged.back().losses += r.losses;
+    }
+    runs_ = std::move(merged);
   }
-  const Axes axes = fit(train, evaluated, losses.size());
+}
+
+std::vector<std::pair<double, double>> LossCurve::points() const {
+  Points points;
+  for (const Run& r : runs_)
+    points.emplace_back(r.steps / static_cast<double>(r.count), r.losses / static_cast<double>(r.count));
+  return points;
+}
+
+std::string draw_losses(const LossCurve& losses, const LossCurve& held_out, const std::string& unit) {
+  const Points train = losses.points(), evaluated = held_out.points();
+  const Axes axes = fit(train, evaluated, losses.last_step());
   std::string body = grid(axes, unit) + curve(axes, train, kTrainColor, false) +
                      legend(kPlotLeft + 10, kTrainColor, "training");
   if (!evaluated.empty())
@@ -129,8 +137,8 @@ std::string draw_losses(const std::vector<double>& losses,
   return svg::page(kPlotWidth, kPlotHeight, 13, body);
 }
 
-void write_loss_svg(const std::string& path, const std::vector<double>& losses,
-                    const std::vector<std::pair<int64_t, double>>& held_out, const std::string& unit) {
+void write_loss_svg(const std::string& path, const LossCurve& losses, const LossCurve& held_out,
+                    const std::string& unit) {
   std::ofstream file(path, std::ios::binary);
   file << draw_losses(losses, held_out, unit);
   file.close();

@@ -2,6 +2,8 @@
 
 #include <filesystem>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -38,11 +40,12 @@ bool goes_on_in_save_folder(const SaveFolder& folder) {
 }
 
 void check_save_folder(const SaveFolder& folder) {
-  if (folder.save.empty() || folder.overwrite ||
-      FileSystem::posix().kind(folder.save) != FileSystem::Kind::folder)
-    return;
-  const auto there = list_checkpoints(folder.save, FileSystem::posix());
-  if (there.empty() || goes_on_in_save_folder(folder)) return;
+  if (folder.save.empty() || FileSystem::posix().kind(folder.save) != FileSystem::Kind::folder) return;
+  std::vector<UnusableCheckpoint> unusable;
+  auto there = list_checkpoints(folder.save, FileSystem::posix(), &unusable);
+  for (UnusableCheckpoint& u : unusable)
+    if (u.unreadable) there.push_back({.name = std::move(u.name)});
+  if (there.empty() || folder.overwrite || goes_on_in_save_folder(folder)) return;
   const bool weights_alone = !folder.resume.empty() && folder.parts == ResumeParts::model;
   const std::string go_on =
       weights_alone ? "--resume-parts model takes weights alone and begins a new run: leave it out "

@@ -29,8 +29,8 @@ struct SaveFolder {
 bool goes_on_in_save_folder(const SaveFolder& folder);
 
 /// @throws IoError when the folder holds another run's checkpoints, ones that this run does not resume,
-/// unless `overwrite` is set. Lists the differences, as far as the newest of them can be read. Writes
-/// nothing.
+/// unless `overwrite` is set. Lists the differences, as far as the newest of them can be read. One that cannot be read
+/// counts as another run's. @throws NewerFormat when the folder holds a checkpoint of a newer format. Writes nothing.
 void check_save_folder(const SaveFolder& folder);
 
 }  // namespace sherd

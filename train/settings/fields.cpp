@@ -4,10 +4,15 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <span>
+#include <string>
 #include <type_traits>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
+
+#include <sherd/checkpoint/files/detail/json_text.h>
 
 namespace sherd {
 namespace {
@@ -224,6 +229,12 @@ std::string config_text(std::span<const FieldGroup> groups) {
               json[field.name] = value->has_value() ? nlohmann::ordered_json(**value) : nullptr;
             else
               json[field.name] = *value;
+            if constexpr (std::is_same_v<std::decay_t<decltype(*value)>, std::string>)
+              if (!is_utf8(*value))
+                json[std::string(field.name) + kHexEnding] = fmt::format(
+                    "{:02x}",
+                    fmt::join(std::span(reinterpret_cast<const unsigned char*>(value->data()), value->size()),
+                              ""));
           },
           field.target);
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);

@@ -70,8 +70,11 @@ inline constexpr size_t kHelpColumns = 110;
 /// flags' help, words and values, which are the defaults where nothing was set.
 std::string help_text(std::string_view about, std::span<const FieldGroup> groups, bool all);
 
-/// Returns all values as one JSON object, names as in the table and in its order; bytes of paths that are not
-/// UTF-8 are replaced. Metrics and checkpoints store it.
+/// Returns all values as one JSON object, names as in the table and in its order. Metrics and checkpoints store it. In a
+/// path that is not UTF-8, other bytes are replaced; a further member, `NAME_hex`, has all of its bytes.
 std::string config_text(std::span<const FieldGroup> groups);
+
+/// Ending of a member's name in config_text(): its value is a text's bytes in hexadecimal.
+inline constexpr const char* kHexEnding = "_hex";
 
 }  // namespace sherd

@@ -23,7 +23,8 @@ struct SavedTraining {
 /// checkpoint itself, or the newest of a save folder with a sound manifest and a finite model. Blocks of data
 /// are not read, so resume() may still skip a newest checkpoint that is damaged. Writes nothing; call it on
 /// one process.
-/// @throws IoError without such a checkpoint, CorruptCheckpoint when the one that `path` names is damaged.
+/// @throws IoError without such a checkpoint, CorruptCheckpoint when the one that `path` names is damaged,
+/// NewerFormat when it, or one of the folder, has a newer format.
 [[nodiscard]] SavedTraining saved_training(const std::filesystem::path& path,
                                            FileSystem& files = FileSystem::posix());
 

@@ -1,6 +1,11 @@
 // Values in JSON as values of fields.
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
 #include <type_traits>
 #include <variant>
 
@@ -62,6 +67,27 @@ std::string take(const Field& field, const json& saved) {
       field.target);
 }
 
+/// The bytes of a text in hexadecimal; nothing of another text.
+std::optional<std::string> bytes_of_hex(std::string_view hex) {
+  std::string bytes;
+  for (size_t i = 0; i < hex.size(); i += 2) {
+    uint8_t byte = 0;
+    const std::string_view digits = hex.substr(i, 2);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
+    if (digits.size() != 2 || error != std::errc() || end != digits.data() + 2) return std::nullopt;
+    bytes.push_back(static_cast<char>(byte));
+  }
+  return bytes;
+}
+
+/// The saved value of a field; of a text that is not UTF-8 the bytes that kHexEnding has.
+json saved_value(const json& config, const std::string& name) {
+  const auto hex = config.find(name + kHexEnding);
+  if (hex == config.end() || !hex->is_string() || !config[name].is_string()) return config[name];
+  const auto bytes = bytes_of_hex(hex->get_ref<const std::string&>());
+  return bytes ? json(*bytes) : config[name];
+}
+
 }  // namespace
 
 std::vector<std::string_view> take_saved_settings(const SavedTraining& saved,
@@ -77,7 +103,7 @@ std::vector<std::string_view> take_saved_settings(const SavedTraining& saved,
     for (const Field& field : group.fields) {
       if (std::find(names.begin(), names.end(), field.name) == names.end() || !config.contains(field.name))
         continue;
-      const json& value = config[field.name];
+      const json value = saved_value(config, field.name);
       const std::string wrong = take(field, value);
       if (wrong.empty()) {
         set.push_back(field.name);

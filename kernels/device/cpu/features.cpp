@@ -2,10 +2,15 @@
 
 #include <dnnl.h>
 
+#include <fmt/format.h>
+
 #include <cstdlib>
+#include <string>
+#include <string_view>
 
 #include <sherd/kernels/device/enum_table.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/program.h>
 
 namespace sherd::cpu {
 namespace {
@@ -65,3 +70,30 @@ std::string describe(const Features& features) {
 }
 
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+ProcessorFeatures ProcessorFeatures::of_this_one() {
+  using cpu::Level;
+  const cpu::Features& f = cpu::features();
+  ProcessorFeatures found{.text = cpu::describe(f)};
+  const unsigned isa = dnnl_get_effective_cpu_isa();
+  const auto has = [&](unsigned wanted) { return (isa & wanted) == wanted; };
+  const char* const library = has(dnnl_cpu_isa_avx512_core) ? "AVX-512"
+                              : has(dnnl_cpu_isa_avx2)      ? "AVX2"
+                                                            : "SSE4.1";
+  if (!found.text.starts_with(library))
+    found.text += fmt::format(", oneDNN with {}", library);  // ONEDNN_MAX_CPU_ISA
+  const std::string_view products = f.bf16_products == nullptr ? "" : f.bf16_products;
+  found.level = static_cast<int>(products == "AMX"   ? Level::amx
+                                 : !products.empty() ? Level::avx512_bf16
+                                 : f.wide_vectors    ? Level::avx512
+                                                     : Level::avx2);
+  return found;
+}
+
+const char* cpu_features_value(int level) {
+  return cpu::kLevels.checked_name("SHERD_CPU_FEATURES", static_cast<cpu::Level>(level));
+}
+
+}  // namespace sherd

@@ -3,6 +3,8 @@
 
 #include <filesystem>
 
+#include <sherd/checkpoint/files/file_system.h>
+
 #include "console.h"
 
 namespace sherd::tools {
@@ -13,6 +15,6 @@ struct PruneOptions {
 };
 /// Keeps the newest, prints the removed ones. @throws InvalidArgument for another kind of folder, IoError
 /// when a run saves there.
-void prune(const PruneOptions& options, const Console& console);
+void prune(const PruneOptions& options, const Console& console, FileSystem& files = FileSystem::posix());
 
 }  // namespace sherd::tools

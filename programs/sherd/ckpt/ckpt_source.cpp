@@ -33,7 +33,7 @@ std::string own_name(const fs::path& path) {
 }
 
 Place folder_at(const fs::path& path, FileSystem& files) {
-  Place place{Place::Kind::checkpoint, path, {}, {}, {}};
+  Place place{Place::Kind::checkpoint, path, {}, {}};
   const std::string name = own_name(path);
   if (is_temporary_name(name))
     throw IoError(fmt::format(
@@ -48,13 +48,8 @@ Place folder_at(const fs::path& path, FileSystem& files) {
   const bool checkpoints = std::any_of(names.begin(), names.end(), is_checkpoint_name);
   if (checkpoints || (!tensors && has("lock"))) {
     place.kind = Place::Kind::save_folder;
-    place.committed = list_checkpoints(path, files, &place.reasons);
-    for (const std::string& n : names) {
-      const bool sound =
-          std::any_of(place.committed.begin(), place.committed.end(), [&](auto& c) { return c.name == n; });
-      if (is_checkpoint_name(n) && !sound && files.kind(path / n) == FileKind::folder)
-        place.unusable.push_back(n);
-    }
+    place.committed = list_checkpoints(path, files, &place.unusable);
+    std::erase_if(place.unusable, [&](auto& u) { return files.kind(path / u.name) == FileKind::file; });
     return place;
   }
   if (tensors) {
@@ -70,9 +65,11 @@ Place folder_at(const fs::path& path, FileSystem& files) {
 
 std::string Place::complaint() const {
   if (unusable.empty()) return "";
-  return fmt::format("{} of {} in {} cannot be used: {}; `sherd ckpt verify` says more", unusable.size(),
+  std::vector<std::string> reasons;
+  for (const UnusableCheckpoint& u : unusable) reasons.push_back(u.text());
+  return fmt::format("{} of {} in {} cannot be used: {}", unusable.size(),
                      count_text(static_cast<int64_t>(unusable.size() + committed.size()), "checkpoint"),
-                     path.string(), fmt::join(reasons.empty() ? unusable : reasons, "; "));
+                     path.string(), fmt::join(reasons, "; "));
 }
 
 Place find_place(const fs::path& path, FileSystem& files) {
@@ -84,7 +81,7 @@ Place find_place(const fs::path& path, FileSystem& files) {
     case FileKind::file:
       if (path.filename() == "manifest.binpb")
         return folder_at(path.has_parent_path() ? path.parent_path() : ".", files);
-      return {Place::Kind::file, path, {}, {}, {}};
+      return {Place::Kind::file, path, {}, {}};
     case FileKind::other:
       break;
   }
@@ -93,8 +90,15 @@ Place find_place(const fs::path& path, FileSystem& files) {
 
 fs::path source_of(const Place& place) {
   if (place.kind != Place::Kind::save_folder) return place.path;
+  if (!place.unusable.empty()) {
+    const std::string name =
+        (place.committed.empty() ? place.unusable.front().name : place.committed.front().name);
+    throw CorruptCheckpoint(fmt::format(
+        "{}; the newest checkpoint is unknown: name the one that is meant, such as {}, or run `sherd "
+        "ckpt verify {}`",
+        place.complaint(), (place.path / name).string(), place.path.string()));
+  }
   if (!place.committed.empty()) return place.path / place.committed.front().name;
-  if (!place.unusable.empty()) throw CorruptCheckpoint(place.complaint());
   throw IoError(fmt::format("{} is a save folder without a checkpoint; nothing was saved there yet",
                             place.path.string()));
 }
@@ -102,7 +106,6 @@ fs::path source_of(const Place& place) {
 Source open_source(const fs::path& path, std::ostream& err) {
   const Place place = find_place(path);
   const fs::path source = source_of(place);
-  if (!place.unusable.empty()) err << "sherd ckpt: " << printable(place.complaint()) << '\n';
   std::string title = printable(source.string());
   if (place.kind == Place::Kind::save_folder)
     title += place.committed.size() == 1 ? fmt::format(" (the only one)")

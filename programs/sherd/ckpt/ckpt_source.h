@@ -20,20 +20,21 @@ struct Place {
   };
   Kind kind = Kind::file;
   std::filesystem::path path;
-  /// Save folder: sound checkpoints, newest first; unusable ones by name, with the reason.
+  /// Save folder: sound checkpoints, newest first; unusable ones, which may be newer.
   std::vector<CommittedCheckpoint> committed;
-  std::vector<std::string> unusable, reasons;
+  std::vector<UnusableCheckpoint> unusable;
 
-  /// "2 of 5 are unusable: step_..., step_...": empty when all are sound.
+  /// "2 of 5 are unusable: step_...: REASON; ...": empty when all are sound.
   std::string complaint() const;
 };
 
 /// Reads names and the first bytes of manifests only.
-/// @throws IoError for a path that is missing or none of the above, with a list of these.
+/// @throws IoError for a path that is missing or none of the above, with a list of these; NewerFormat.
 Place find_place(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
 /// Returns the checkpoint, folder or file to read: a save folder's newest.
-/// @throws IoError, CorruptCheckpoint for a save folder without a sound checkpoint.
+/// @throws IoError for a save folder without a checkpoint; CorruptCheckpoint for one with an unusable checkpoint, which
+/// may be the newest.
 std::filesystem::path source_of(const Place& place);
 
 /// Reader of a path, and its name in messages: "DIR/step_00000100 (the newest of 3)".
@@ -43,7 +44,7 @@ struct Source {
   /// Number of checkpoints in a save folder; 0 for another path.
   size_t newest_of = 0;
 };
-/// Opens a path; prints skipped unusable checkpoints and Manifest::notes to `err`. @throws as find_place(), source_of() and
+/// Opens a path; prints Manifest::notes to `err`. @throws as find_place(), source_of() and
 /// CheckpointReader::open().
 Source open_source(const std::filesystem::path& path, std::ostream& err);
 

@@ -79,7 +79,7 @@ std::vector<fs::path> chosen(const Place& place, bool all) {
   std::vector<fs::path> paths;
   for (const CommittedCheckpoint& c : place.committed)
     if (all || paths.empty()) paths.push_back(place.path / c.name);
-  for (const std::string& name : place.unusable) paths.push_back(place.path / name);
+  for (const UnusableCheckpoint& u : place.unusable) paths.push_back(place.path / u.name);
   return paths;
 }
 

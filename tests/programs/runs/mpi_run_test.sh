@@ -92,6 +92,18 @@ refused 2 'WORLD_SIZE is 8, but OMPI_COMM_WORLD_SIZE is 2' env RANK=0 WORLD_SIZE
 refused 1 '--adam-eps of rank 1 (here 1e-05)' "$mpirun" -n 1 "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1 : \
   -n 1 "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1 --adam-eps 1e-5
 
+refused 2 '--bootstrap env: ranks of --comm mpi always meet over MPI' "$train_gpt" "${model[@]}" --comm mpi --bootstrap env --steps 1
+refused 0 'SHERD_JOB_SECRET is not used' env SHERD_JOB_SECRET=0123456789abcdef0123456789abcdef \
+  "$mpirun" -n 2 "$train_gpt" "${model[@]}" --comm mpi --steps 1
+
+# Other kernels on one rank are said once, with the ranks and the remedy.
+said=$(timeout -k 5 300 "$mpirun" -n 1 "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1 : \
+  -n 1 env ONEDNN_MAX_CPU_ISA=SSE41 "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1 2>&1 </dev/null) ||
+  fail "other kernels on rank 1: exit code $?: $said"
+[[ $(grep -cE 'different kernels: .* on rank 0; .*oneDNN with SSE4.1 on rank 1; .*SHERD_CPU_FEATURES=avx' <<<"$said") == 1 ]] ||
+  fail "other kernels on rank 1: $said"
+echo "other kernels on one rank: named once"
+
 # A process that is killed: Open MPI leaves the others the time to say so when it is asked to.
 # (Over several hosts, as of scripts/hosts.sh, it is not a child of mpirun's; tests/scripts/hosts_test.sh has such failures.)
 if [[ -z ${SHERD_HOSTS_MPIRUN:-} ]] && [[ $("$mpirun" --version 2>&1) =~ (Open MPI|OpenRTE)\)\ 4 ]]; then

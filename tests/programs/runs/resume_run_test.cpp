@@ -2,7 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -230,6 +234,62 @@ TEST(SavingRun, DamageIsPassedOverInAFolderAndAnErrorInACheckpoint) {
   EXPECT_EQ(run_small({"--ranks", "1", "--steps", "4", "--resume", newest.string()}).exit_code, 1);
   const Finished without = run_small({"--ranks", "1", "--steps", "4", "--resume", folder.string()});
   EXPECT_EQ(without.exit_code, 0) << without.err;
+}
+
+TEST(SavingRun, WhatCannotBeReadIsSaidAndANewerFormatIsRefused) {
+  const fs::path folder = fresh("saved"), manifest = folder / "step_00000004/manifest.binpb";
+  ASSERT_EQ(run_small({"--steps", "4", "--save", folder.string(), "--save-every", "2"}).exit_code, 0);
+  const std::string bytes = read_file(manifest);
+  const auto replace = [&](const std::function<void()>& by) {
+    fs::remove(manifest);
+    by();
+  };
+  replace([&] {
+    fs::create_symlink(manifest.filename(), manifest);
+  });  // a link to itself: an error of the system
+  const Finished unread = run_small({"--steps", "5", "--resume", folder.string(), "--save", folder.string()});
+  EXPECT_EQ(unread.exit_code, 0) << unread.err;
+  EXPECT_THAT(unread.err,
+              AllOf(HasSubstr("passed over: step_00000004: "), HasSubstr("Too many levels of symbolic links"),
+                    HasSubstr("resuming " + (folder / "step_00000002").string())));
+  EXPECT_TRUE(fs::exists(folder / "step_00000004"));
+  replace([&] { write_file(manifest, bytes); });
+  const Finished next = run_small({"--steps", "6", "--resume", folder.string()});
+  EXPECT_THAT(next.out, HasSubstr("resumed from " + (folder / "step_00000005").string()))
+      << "saved after the one that could not be read";
+
+  std::string newer = bytes;
+  newer[8] = 2;
+  const uint64_t sum = sherd::checksum(newer.data(), 40);
+  newer.replace(40, sizeof sum, reinterpret_cast<const char*>(&sum), sizeof sum);
+  replace([&] { write_file(manifest, newer); });
+  const auto before = names_in(folder);
+  for (const Flags& flags :
+       {Flags{"--resume", folder.string()}, Flags{"--save", folder.string()},
+        Flags{"--save", folder.string(), "--overwrite"},
+        Flags{"--resume", (folder / "step_00000005").string(), "--save", folder.string()}}) {
+    const Finished refused = run_small(Flags{"--steps", "7"} + flags);
+    EXPECT_EQ(refused.exit_code, 1) << refused.out;
+    EXPECT_THAT(refused.err, AllOf(HasSubstr("step_00000004/manifest.binpb"), HasSubstr("format version 2"),
+                                   HasSubstr("reads versions up to 1")));
+    EXPECT_EQ(names_in(folder), before);
+  }
+}
+
+// Bytes of a path are recorded, whatever they are.
+TEST(SavingRun, PathsThatAreNotUtf8AreResumed) {
+  const fs::path folder = fresh("latin\xe9\xff"), text = folder / "t\xe4xt", save = folder / "s\xfcve";
+  fs::create_directories(folder);
+  write_file(text, golden_text());
+  const auto run = [&](const Flags& flags) { return run_train_gpt(model() + flags); };
+  ASSERT_EQ(run({"--data", text.string(), "--steps", "2", "--save", save.string()}).exit_code, 0);
+  const Finished resumed = run({"--steps", "3", "--resume", save.string(), "--save", save.string()});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("2 steps are done"));
+  fs::rename(text, folder / "moved");
+  const Finished missing = run({"--steps", "4", "--resume", save.string()});
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_THAT(missing.err, HasSubstr("t\\xe4xt"));
 }
 
 TEST(SavingRun, WhatDoesNotFitIsExplained) {

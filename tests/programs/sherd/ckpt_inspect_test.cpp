@@ -143,14 +143,16 @@ TEST_F(CkptInspect, ASaveFolderMeansItsNewestBySequence) {
   EXPECT_THAT(ckpt("inspect " + (folder_ / "run/")).out, HasSubstr("step_00000050 (the newest of 2)\n"));
 }
 
-TEST_F(CkptInspect, UnusableCheckpointsAreMentioned) {
-  make("run", 1, 1);
+TEST_F(CkptInspect, AnUnusableCheckpointMayBeTheNewest) {
+  const std::string path = make("run", 1, 1);
   std::filesystem::create_directories(folder_ / "run/step_00000002/model");
   const Finished f = ckpt("inspect " + (folder_ / "run"));
-  EXPECT_EQ(f.exit_code, 0);
-  EXPECT_THAT(f.out, HasSubstr("step 1,"));
-  EXPECT_THAT(f.err, AllOf(StartsWith("sherd ckpt: 1 of 2 checkpoints in "), HasSubstr("step_00000002"),
-                           HasSubstr("sherd ckpt verify")));
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_EQ(f.out, "");
+  EXPECT_THAT(f.err,
+              AllOf(StartsWith("sherd ckpt inspect: 1 of 2 checkpoints in "), HasSubstr("step_00000002"),
+                    HasSubstr("such as " + path), HasSubstr("sherd ckpt verify")));
+  EXPECT_THAT(ckpt("inspect " + path).out, HasSubstr("step 1,"));
 }
 
 TEST_F(CkptInspect, FoldersWithoutAManifest) {

@@ -1,8 +1,14 @@
 // Checkpoints for the tests of `sherd ckpt`.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
 #include <gtest/gtest.h>
 
+#include <sherd/checkpoint/format/manifest.h>
 #include <sherd/kernels/device/error.h>
 
 #include "program.h"
@@ -51,6 +57,21 @@ inline void flip(const std::string& path, int64_t at) {
   file.seekp(at);
   file.put(static_cast<char>(byte ^ 1));
   if (!file) throw IoError("cannot flip byte " + std::to_string(at) + " of " + path);
+}
+
+/// Makes opening a file an error of the system: it becomes a link to itself.
+inline void make_unreadable(const std::string& path) {
+  std::filesystem::remove(path);
+  std::filesystem::create_symlink(std::filesystem::path(path).filename(), path);
+}
+
+/// Gives a manifest a format version of the future; its first bytes are sound.
+inline void make_newer(const std::string& manifest) {
+  std::string bytes = read_bytes(manifest);
+  bytes[8] = 7;
+  const uint64_t sum = checksum(bytes.data(), 40);
+  bytes.replace(40, sizeof sum, reinterpret_cast<const char*>(&sum), sizeof sum);
+  std::ofstream(manifest, std::ios::binary) << bytes;
 }
 
 }  // namespace sherd::tools

@@ -1,11 +1,22 @@
 // `sherd ckpt verify`: what is damaged is named.
+#include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <sstream>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
+
+#include "ckpt/ckpt_prune.h"
 #include "ckpt_rig.h"
+#include "support/fault_file_system.h"
 
 namespace sherd::tools {
 namespace {
@@ -161,6 +172,96 @@ TEST_F(CkptVerify, WithoutChecksumsOnlyStructureIsChecked) {
   const Finished g = ckpt("verify " + path + "/model");
   EXPECT_EQ(g.exit_code, 1);
   EXPECT_THAT(g.err, AllOf(StartsWith("sherd ckpt verify: "), HasSubstr("shard-00002")));
+}
+
+using CkptSource = Ckpt;
+
+TEST_F(CkptSource, WhatMayBeTheNewestIsNotPassedOver) {
+  const std::string other = make("other", 1, 10), run = folder_ / "run";
+  const std::function<void(const std::string&)> harms[] = {
+      make_unreadable, [](auto& manifest) { std::filesystem::resize_file(manifest, 47); },
+      [](auto& manifest) { std::filesystem::remove(manifest); }};
+  for (const auto& harm : harms) {
+    std::filesystem::remove_all(run);
+    const std::string first = make("run", 2, 10), second = make("run", 2, 20);
+    harm(second + "/manifest.binpb");
+    const std::string out = folder_ / "out";
+    for (const std::string& command :
+         {"inspect " + run, "inspect --json " + run, "export --quiet " + run + " " + out + ".safetensors",
+          "reshard --quiet --world 2 " + run + " " + out, "diff --quiet " + run + " " + other,
+          "diff --quiet " + other + " " + run}) {
+      const Finished f = ckpt(command);
+      EXPECT_EQ(f.exit_code, 1) << command << f.out;
+      EXPECT_EQ(f.out, "") << command;
+      EXPECT_THAT(f.err, AllOf(HasSubstr(second + "/manifest.binpb"),
+                               HasSubstr("the newest checkpoint is unknown"), HasSubstr("such as " + first)))
+          << command;
+    }
+    EXPECT_FALSE(std::filesystem::exists(out));
+    EXPECT_EQ(ckpt("diff --quiet " + first + " " + other).exit_code, 0) << "a step is named";
+    EXPECT_EQ(ckpt("inspect " + first).exit_code, 0);
+    EXPECT_EQ(ckpt("verify --quiet " + run).exit_code, 1);
+  }
+}
+
+TEST_F(CkptSource, ANewerFormatIsRefusedWithItsVersion) {
+  const std::string run = folder_ / "run";
+  for (const int64_t newer : {10, 20}) {  // an older checkpoint, or the newest
+    std::filesystem::remove_all(run);
+    const std::string first = make("run", 2, 10), second = make("run", 2, 20);
+    make_newer((newer == 10 ? first : second) + "/manifest.binpb");
+    for (const std::string& command :
+         {"inspect " + run, "verify " + run, "verify --all " + run, "diff " + run + " " + run,
+          "export " + run + " " + (folder_ / "out/"), "reshard --world 1 " + run + " " + (folder_ / "two"),
+          "prune --keep 1 " + run, "verify " + (newer == 10 ? first : second)}) {
+      const Finished f = ckpt(command);
+      EXPECT_EQ(f.exit_code, 1) << command;
+      EXPECT_THAT(f.err, AllOf(HasSubstr("format version 7"), HasSubstr("reads versions up to 1"),
+                               HasSubstr("manifest.binpb")))
+          << command;
+    }
+    EXPECT_TRUE(std::filesystem::exists(first));
+    EXPECT_EQ(ckpt("verify " + (newer == 10 ? second : first)).exit_code, 0) << "the other one by its name";
+  }
+}
+
+/// A disk of which one opening of a file fails.
+class OnceUnreadable : public FaultFileSystem {
+ public:
+  explicit OnceUnreadable(int at) : left_(at) {}
+  std::unique_ptr<ReadableFile> open(const std::filesystem::path& path) override {
+    if (left_-- == 0) throw IoError("cannot open '" + path.string() + "': Input/output error");
+    return FaultFileSystem::open(path);
+  }
+  bool struck() const { return left_ < 0; }
+
+ private:
+  int left_;
+};
+
+TEST_F(CkptVerify, PruningCountsWhatIsThereWhateverReadFails) {
+  bool struck = true;
+  for (int at = 0; struck; ++at) {
+    std::filesystem::remove_all(folder_ / "run");
+    for (const int64_t step : {1, 2, 3, 4}) make("run", 1, step);
+    OnceUnreadable files(at);
+    std::ostringstream out, err;
+    const auto left = [&] { return list_checkpoints(folder_ / "run", FileSystem::posix()).size(); };
+    try {
+      prune({.save_folder = folder_ / "run", .keep = 2}, {out, err, Progress::Mode::off}, files);
+      const std::string kept = std::to_string(left()) + " checkpoints kept\n";
+      // Unless it was the last look that failed.
+      EXPECT_TRUE(out.str().ends_with(", " + kept) || !err.str().empty())
+          << at << ": " << out.str() << err.str();
+      EXPECT_EQ(std::ranges::count(out.str(), '\n'), 5 - static_cast<int64_t>(left())) << at;
+    } catch (const Error&) {
+      EXPECT_TRUE(files.struck()) << at;
+    }
+    struck = files.struck();
+    EXPECT_GE(left(), 2u) << at;
+    EXPECT_TRUE(std::filesystem::exists(folder_ / "run/step_00000004")) << at;
+    EXPECT_TRUE(std::filesystem::exists(folder_ / "run/step_00000003")) << at;
+  }
 }
 
 TEST_F(CkptVerify, NothingToVerify) {

@@ -191,7 +191,7 @@ TEST(Config, AllOffendersAreInOneMessage) {
 }
 
 TEST(Config, WhatOnlyGpusHaveNeedsThem) {
-  EXPECT_EQ(parse({"--device", "cuda", "--kernels", "reference", "--threads", "3"}).device, "cuda");
+  EXPECT_EQ(parse({"--device", "cuda", "--threads", "3"}).device, "cuda");
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--tf32"}).comm, "nccl");
   EXPECT_THAT(refusal({"--comm", "nccl"}), AllOf(HasSubstr("--comm nccl"), HasSubstr("--device cuda")));
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--bootstrap", "mpi"}).bootstrap, "mpi");
@@ -207,6 +207,21 @@ TEST(Config, WhatOnlyGpusHaveNeedsThem) {
   EXPECT_EQ(parse({"--comm", "mpi"}).comm, "mpi");
   EXPECT_EQ(parse({"--comm", "mpi", "--bootstrap", "mpi"}).bootstrap, "mpi") << "what it does anyway";
   EXPECT_THAT(refusal({"--comm", "mpi", "--device", "cuda"}), HasSubstr("--comm mpi: moves memory of CPUs"));
+}
+
+TEST(Config, WhatHasNoEffectUnderACommOrDeviceIsRefused) {
+  EXPECT_THAT(refusal({"--comm", "mpi", "--bootstrap", "env"}),
+              AllOf(HasSubstr("--bootstrap env: ranks of --comm mpi always meet over MPI"),
+                    HasSubstr("the job's secret"), HasSubstr("leave it out")));
+  EXPECT_THAT(refusal({"--comm", "mpi", "--bootstrap", "none"}),
+              AllOf(HasSubstr("--bootstrap none: ranks of --comm mpi"), HasSubstr("give --comm local")));
+  EXPECT_EQ(parse({"--comm", "nccl", "--device", "cuda", "--bootstrap", "env"}).bootstrap, "env");
+  EXPECT_EQ(parse({"--bootstrap", "env"}).comm, "local") << "a job's process is refused by its variables";
+  EXPECT_THAT(refusal({"--device", "cuda", "--kernels", "reference"}),
+              HasSubstr("--kernels reference: of CPUs alone; give --device cpu"));
+  const TemporaryFolder folder;
+  const std::string file = folder.write("c.txt", "comm: 'mpi'\nbootstrap: 'env'");
+  EXPECT_THAT(refusal({"--config", file}), HasSubstr("--bootstrap env: ranks of --comm mpi"));
 }
 
 TEST(Config, RanksAreTheJobsProcessesUnlessGiven) {

@@ -181,6 +181,7 @@ std::vector<TrainConfig> other_runs() {
   cut.skip_non_finite = standard.skip_non_finite;  // what is not skipped has no limit
   experts.max_skipped_steps = standard.max_skipped_steps;
   cut.mpi_library_order = false;  // one of them on GPUs over NCCL, the other on CPUs over MPI
+  cut.kernels = standard.kernels;
   experts.device = standard.device;
   experts.comm = "mpi";
   experts.nccl_exact_order = experts.nccl_check_calls = experts.nccl_register_buffers = experts.nccl_windows =

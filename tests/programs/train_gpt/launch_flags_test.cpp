@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -74,6 +75,25 @@ TEST(LaunchFlags, TakeTheOptionsPlaceInMessages) {
       with_flags(
           "the model only (LoadOptions::optimizer = false), or new state (LoadOptions::allow_new_state): x"),
       "the model only (--resume-parts model), or new state (--allow-new-state): x");
+}
+
+TEST(LaunchFlags, AJobsSecretThatMpiDoesNotReadIsNamed) {
+  const auto lines = [](const char* comm, const char* bootstrap, const char* name) {
+    TrainConfig c;
+    c.comm = comm;
+    c.bootstrap = bootstrap;
+    return idle_variables(
+        c, [name](const char* asked) { return std::string_view(asked) == name ? "x" : nullptr; });
+  };
+  for (const char* name : {"SHERD_JOB_SECRET", "SHERD_JOB_SECRET_FILE"}) {
+    for (const auto& found : {lines("mpi", "env", name), lines("nccl", "mpi", name)}) {
+      ASSERT_EQ(found.size(), 1u);
+      EXPECT_TRUE(found[0].starts_with(std::string(name) + " is not used")) << found[0];
+    }
+    EXPECT_TRUE(lines("nccl", "env", name).empty());
+    EXPECT_TRUE(lines("local", "env", name).empty());
+  }
+  EXPECT_TRUE(lines("mpi", "env", "OTHER").empty());
 }
 
 TEST(LaunchFlags, LeaveAllOtherWordsAlone) {

@@ -1,4 +1,4 @@
-// Processes of one job that were started with different flags.
+// Processes of one job that were started with different flags, or are different programs.
 #include <mutex>
 
 #include <gmock/gmock.h>
@@ -7,6 +7,7 @@
 #include <sherd/comm/core/require_equal.h>
 
 #include "same_flags.h"
+#include "same_program.h"
 
 namespace train_gpt {
 namespace {
@@ -79,6 +80,79 @@ TEST(SameFlags, Rank0DecidesForAllWhatItAloneWrites) {
     });
     EXPECT_EQ(heard, std::vector<bool>(3, has_it == 0));
   }
+}
+
+/// What three ranks say of their programs, of which rank 2's is changed: the lines, or the error.
+std::vector<std::vector<std::string>> programs(const std::function<void(ProgramFacts&)>& change) {
+  std::mutex mutex;
+  std::vector<std::vector<std::string>> all;
+  sherd::launch(3, [&](sherd::RankContext& rank) {
+    ProgramFacts facts{
+        .version = "0.2.0", .build = "Release", .hardware = "AVX-512, bf16 products AMX", .level = 3};
+    if (rank.world->rank() == 2) change(facts);
+    std::vector<std::string> lines;
+    try {
+      lines = compare_programs(rank, facts);
+    } catch (const sherd::RanksDiffer& e) {
+      lines = {"refused", e.what()};
+      EXPECT_EQ(e.ranks(), std::vector{2});
+    }
+    const std::lock_guard lock(mutex);
+    all.push_back(lines);
+  });
+  return all;
+}
+
+TEST(SameProgram, EqualOnesSayNothing) {
+  EXPECT_THAT(programs([](ProgramFacts&) {}), Each(SizeIs(0)));
+}
+
+TEST(SameProgram, AnotherVersionIsRefusedOnEveryRankWithBothAndTheirRanks) {
+  const auto said = programs([](ProgramFacts& f) { f.version = "0.9.9", f.build = "Debug"; });
+  ASSERT_THAT(said, SizeIs(3));
+  for (const auto& lines : said) {
+    ASSERT_THAT(lines, SizeIs(2));
+    EXPECT_THAT(lines[1],
+                AllOf(HasSubstr("0.2.0 on ranks 0, 1; 0.9.9 on rank 2"), HasSubstr("install one version")));
+  }
+}
+
+TEST(SameProgram, OtherFeaturesAreNamedWithTheirRanksAndTheCommonSet) {
+  const auto said = programs([](ProgramFacts& f) { f.hardware = "AVX2", f.level = 0; });
+  ASSERT_THAT(said, SizeIs(3));
+  for (const auto& lines : said) {
+    ASSERT_THAT(lines, SizeIs(1));
+    EXPECT_THAT(lines[0], AllOf(HasSubstr("AVX-512, bf16 products AMX on ranks 0, 1; AVX2 on rank 2"),
+                                HasSubstr("SHERD_CPU_FEATURES=avx2 ")));
+  }
+  const auto bf16 =
+      programs([](ProgramFacts& f) { f.hardware = "AVX-512, bf16 products AVX512-BF16", f.level = 2; });
+  EXPECT_THAT(bf16.at(0).at(0), HasSubstr("SHERD_CPU_FEATURES=avx512_bf16 "));
+  const auto gpus = programs([](ProgramFacts& f) { f.hardware = "NVIDIA H200", f.level = -1; });
+  EXPECT_THAT(gpus.at(0).at(0), AllOf(HasSubstr("NVIDIA H200 on rank 2"), HasSubstr("hardware of one kind")));
+}
+
+TEST(SameProgram, AnotherBuildIsNamed) {
+  const auto said = programs([](ProgramFacts& f) { f.build = std::string(400, 'x'); });
+  ASSERT_THAT(said, SizeIs(3));
+  for (const auto& lines : said) {
+    ASSERT_THAT(lines, SizeIs(1));
+    EXPECT_THAT(lines[0], AllOf(HasSubstr("Release on ranks 0, 1"), HasSubstr("x on rank 2")));
+  }
+}
+
+TEST(SameProgram, FactsOfThisOneAreKnown) {
+  sherd::launch(1, [](sherd::RankContext& rank) {
+    TrainConfig config;
+    const ProgramFacts facts = ProgramFacts::of(rank, config);
+    EXPECT_THAT(facts.version, testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
+    EXPECT_THAT(facts.build, AllOf(HasSubstr("compiler"), HasSubstr("oneDNN"), HasSubstr("glibc")));
+    EXPECT_THAT(facts.hardware, testing::StartsWith("AVX"));
+    EXPECT_GE(facts.level, 0);
+    EXPECT_LT(facts.build.size(), 256u) << "longer ones are cut";
+    config.kernels = "reference";
+    EXPECT_EQ(ProgramFacts::of(rank, config).level, -1);
+  });
 }
 
 TEST(SameFlags, MayNameFilesInDifferentPlacesButNotHaveThemHereAndThere) {

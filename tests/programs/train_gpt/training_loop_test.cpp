@@ -188,7 +188,7 @@ TEST_F(TrainingLoop, TrainingEvaluationsAndSavesHaveTimesOfTheirOwn) {
   train([&](Trainer&, int) { return StopSources{}; },
         [&, begin = std::chrono::steady_clock::now()](const Output& out) {
           all = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-          EXPECT_EQ(out.held_out.size(), 3u);
+          EXPECT_EQ(out.held_out.points().size(), 3u);
           training = out.seconds;
           evaluations = out.evaluation_seconds;
           saves = out.saving_seconds;

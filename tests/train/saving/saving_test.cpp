@@ -2,6 +2,8 @@
 #include <sherd/train/saving/saving.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -381,6 +383,34 @@ TEST(SaveFolder, TheRefusalSaysWhatToDoAlsoOfADamagedCheckpointAndOfWeightsAlone
   folder.write(manifest, bytes);
   EXPECT_THAT(refusal(c.folder), AllOf(HasSubstr("step_00000004"), HasSubstr("cannot be read"),
                                        HasSubstr("--resume " + save), HasSubstr("--overwrite")));
+}
+
+TEST(SaveFolder, WhatCannotBeReadOrIsOfANewerFormatIsNotReplaced) {
+  const TemporaryFolder folder;
+  const std::string save = folder / "run", manifest = save + "/step_00000004/manifest.binpb";
+  SavingOptions c = small();
+  c.folder = of_run(save);
+  train(c);
+  std::string bytes = read_bytes(manifest);
+  std::filesystem::remove(manifest);
+  std::filesystem::create_symlink("manifest.binpb", manifest);  // a link to itself: an error of the system
+  EXPECT_THAT(refusal(c.folder),
+              AllOf(HasSubstr("holds another run: 1 checkpoint"), HasSubstr("step_00000004"),
+                    HasSubstr("cannot be read"), HasSubstr("Too many levels of symbolic links")));
+
+  std::filesystem::remove(manifest);
+  bytes[8] = 2;  // format version
+  const uint64_t sum = checksum(bytes.data(), 40);
+  bytes.replace(40, sizeof sum, reinterpret_cast<const char*>(&sum), sizeof sum);
+  folder.write("run/step_00000004/manifest.binpb", bytes);
+  for (const bool resumes : {false, true}) {
+    SaveFolder asked = c.folder;
+    asked.overwrite = true;
+    if (resumes) asked.resume = save;
+    EXPECT_THAT(message_of<NewerFormat>([&] { check_save_folder(asked); }),
+                AllOf(HasSubstr(manifest), HasSubstr("format version 2")));
+  }
+  EXPECT_EQ(read_bytes(manifest), bytes);
 }
 
 TEST(SaveFolder, LongListsOfDifferencesAreCut) {

@@ -74,6 +74,32 @@ TEST(SavedSettings, ValuesOfEveryTypeComeBackBitForBit) {
   EXPECT_EQ(after.least, std::nullopt);
 }
 
+TEST(SavedSettings, BytesOfATextThatIsNotUtf8ComeBack) {
+  struct Paths {
+    std::string data, save;
+  };
+  const auto fields_of_paths = [](Paths& p) {
+    return std::vector<FieldGroup>{{"All", {{"data", &p.data, "PATH", ""}, {"save", &p.save, "PATH", ""}}}};
+  };
+  Paths before{.data = "d\xff\xe9ta", .save = "s\xc3\xa4ve"}, after;
+  const std::string config = config_text(fields_of_paths(before));
+  EXPECT_EQ(
+      config,
+      "{\"data\":\"d\xef\xbf\xbd\xef\xbf\xbdta\",\"data_hex\":\"64ffe97461\",\"save\":\"s\xc3\xa4ve\"}");
+  std::vector<std::string> problems;
+  const std::string_view names[] = {"data", "save"};
+  take_saved_settings(saved_with(config), fields_of_paths(after), names, problems);
+  EXPECT_THAT(problems, IsEmpty());
+  EXPECT_EQ(after.data, before.data);
+  EXPECT_EQ(after.save, before.save);
+  // Of an earlier version, or no hexadecimal.
+  for (const char* hex : {"", R"(, "data_hex": "6")", R"(, "data_hex": "6g")", R"(, "data_hex": 64)"}) {
+    take_saved_settings(saved_with(R"({"data": "text")" + std::string(hex) + "}"), fields_of_paths(after),
+                        names, problems);
+    EXPECT_EQ(after.data, "text") << hex;
+  }
+}
+
 TEST(SavedSettings, WhatIsNotAskedForOrNotKnownStays) {
   RunSettings s;
   const std::vector<FieldGroup> fields = fields_of(s);
