@@ -700,12 +700,14 @@ TEST_F(Run, NothingOutlivesASupervisorThatIsKilled) {
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   std::istringstream list(pids);
-  for (pid_t p = 0; list >> p;)
+  for (pid_t p = 0; list >> p;) {
     EXPECT_TRUE(within_seconds(30, [&] {
       // Zombies may wait for the process that has inherited them.
       const std::string stat = read_bytes(fmt::format("/proc/{}/stat", p));
       return stat.empty() || stat.find(") Z") != stat.npos || stat.find(") X") != stat.npos;
     })) << p;
+    ::kill(p, SIGKILL);
+  }
 }
 
 }  // namespace
