@@ -85,22 +85,17 @@ void Comparison::require_fit() const {
   const auto say = [&](const char* what, const std::vector<std::string>& list) {
     if (!list.empty()) problems.push_back(fmt::format("{}: {}", what, names(list)));
   };
-  std::set<std::string_view> explained;
-  const std::string wrapper = explain_wrapper(explained);
-  const auto unexplained = [&](std::vector<std::string> list) {
-    std::erase_if(list, [&](const std::string& name) { return explained.contains(name); });
-    return list;
-  };
-  const std::vector<std::string> missing = unexplained(missing_), unexpected = unexplained(unexpected_);
-  if (!options_.allow_missing) say("missing in it", missing);
-  if (!options_.allow_unexpected) say("unknown to the run", unexpected);
-  // What is there in the place of what is missing.
-  else if (!options_.allow_missing && !missing.empty())
-    say("it has", unexpected);
-  say("different", other_);
-  const bool wrapped = !options_.allow_missing && !wrapper.empty();
-  const bool other_model = !problems.empty() || wrapped;
-  if (wrapped) problems.insert(problems.begin(), wrapper);
+  const std::string wrapper = options_.allow_missing ? "" : explain_wrapper();
+  if (!wrapper.empty()) {
+    problems.push_back(wrapper);  // all other names follow from it
+  } else {
+    if (!options_.allow_missing) say("missing in it", missing_);
+    if (!options_.allow_unexpected) say("unknown to the run", unexpected_);
+    // What is there in the place of what is missing.
+    if (options_.allow_unexpected && !problems.empty()) say("it has", unexpected_);
+    say("different", other_);
+  }
+  const bool other_model = !problems.empty();
   // Optimizer state of another model differs with the parameters; naming it, too, hides them.
   if (!other_model) {
     say("different", other_state_);
@@ -113,7 +108,7 @@ void Comparison::require_fit() const {
   if (!options_.cause.empty()) problems.insert(problems.begin(), options_.cause);
   std::string text = fmt::format("{} does not fit the run: {}", source_, fmt::join(problems, "; "));
   if (other_model) {
-    if (options_.cause.empty() && !wrapped)
+    if (options_.cause.empty() && wrapper.empty())
       text += "; these are tensors of another model: build that model, or name weights of this one";
   } else if (!options_.allow_new_state && !(missing_state_.empty() && unexpected_state_.empty())) {
     text += explain_state();
@@ -122,11 +117,12 @@ void Comparison::require_fit() const {
 }
 
 // Names what a wrapper of PyTorch has added to the names of tensors that are missing without it.
-std::string Comparison::explain_wrapper(std::set<std::string_view>& explained) const {
+std::string Comparison::explain_wrapper() const {
   const std::set<std::string_view> missing(missing_.begin(), missing_.end());
   std::vector<const Wrapper*> found;
   std::string example;
-  for (const std::string& name : unexpected_) {
+  for (size_t i = 0; i < unexpected_.size() && found.empty(); ++i) {
+    const std::string& name = unexpected_[i];
     std::string plain = name;
     std::vector<const Wrapper*> of_name;
     for (const Wrapper& w : kWrappers) {
@@ -134,14 +130,9 @@ std::string Comparison::explain_wrapper(std::set<std::string_view>& explained) c
       if (shorter != plain) of_name.push_back(&w);
       plain = std::move(shorter);
     }
-    const auto wanted = missing.find(plain);
-    if (of_name.empty() || wanted == missing.end()) continue;
-    explained.insert(name);
-    explained.insert(*wanted);
-    if (example.empty()) {
-      found = of_name;
-      example = fmt::format("'{}' where the run has '{}'", printable(name), printable(plain));
-    }
+    if (of_name.empty() || !missing.contains(plain)) continue;
+    found = of_name;
+    example = fmt::format("'{}' where the run has '{}'", printable(name), printable(plain));
   }
   if (found.empty()) return "";
   std::vector<std::string> parts, inner;

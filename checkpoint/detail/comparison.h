@@ -4,7 +4,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <sherd/checkpoint/detail/wanted.h>
@@ -29,7 +28,7 @@ class Comparison {
   void compare(const Wanted& w, const CheckpointTensor& t);
   std::string names(const std::vector<std::string>& list) const;
   std::string explain_state() const;
-  std::string explain_wrapper(std::set<std::string_view>& explained) const;
+  std::string explain_wrapper() const;
 
   std::string source_;
   const LoadOptions& options_;

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kWords = ExactSum::kWords, kStride = kWords + SameValue::kWords;
 constexpr const char* kName = "gradient norm";
 // Whose sums these are.
-constexpr const char *kClips = "clip_grad_norm()", *kSteps = "Optimizer::step() without clip_grad_norm()";
+constexpr const char *kClips = "clip_grad_norm", *kSteps = "Optimizer::step without clip_grad_norm";
 
 // Ignored parameters differ from rank to rank: they belong to no global norm.
 bool counts(const ParamGroup& g) { return g.trainable() && !g.replicated(); }

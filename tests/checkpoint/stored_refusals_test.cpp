@@ -63,12 +63,9 @@ TEST(StoredRefusals, PrefixesOfWrappersAreNamedWithTheRemedy) {
   for (size_t i = 0; i < std::size(cases); ++i) {
     std::mt19937_64 random(8);
     auto tensors = file_tensors(n, false, "F32", random);
-    std::string first;
     for (FileTensor& t : tensors) {
       const size_t at = cases[i].in_front_of.empty() ? 0 : t.name.find(cases[i].in_front_of);
-      if (at == std::string::npos) continue;
-      t.name.insert(at, cases[i].prefix);
-      first = t.name;
+      if (at != std::string::npos) t.name.insert(at, cases[i].prefix);
     }
     const std::string name = "in" + std::to_string(i);
     write_folder(folder, name, tensors);

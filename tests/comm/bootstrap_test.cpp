@@ -227,7 +227,7 @@ TEST(Environment, RefusalsNameEverythingThatIsWrong) {
       refusal({{"RANK", "-1"}, {"WORLD_SIZE", "0"}, {"LOCAL_RANK", "99999999999999999999"}}),
       AllOf(HasSubstr("RANK is \"-1\""), HasSubstr("WORLD_SIZE is \"0\""), HasSubstr("LOCAL_RANK is \"")));
   for (const std::string& address :
-       {"my host", " ", "127.0.0.1 ", "http://node0", "node0:29500", "node[1-4]"})
+       std::vector<std::string>{"my host", " ", "127.0.0.1 ", "http://node0", "node0:29500", "node[1-4]"})
     EXPECT_THAT(
         refusal(with(kTwo, {{"MASTER_ADDR", address}})),
         HasSubstr("MASTER_ADDR is \"" + address + "\", which is neither a host's name nor an address"))

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <mutex>
 #include <optional>
 
@@ -424,7 +425,9 @@ TEST(RanksApart, WhatCollectivesServeIsComparedByTheNormsAllReduce) {
 // The gradients of a rank that does not clip, or by another norm, are not those of the others.
 TEST(RanksApart, ClippingOnSomeRanksAloneIsNamed) {
   const auto train = [](std::optional<double> norm_of_rank_1) {
-    launch(2, [&](RankContext& r) {
+    LaunchOptions options;
+    options.timeout = std::chrono::seconds(3);
+    sherd::launch(2, options, [&](RankContext& r) {
       Rig rig(r, {});
       for (int step = 0; step < 2; ++step) {
         rig.forward();
@@ -437,9 +440,9 @@ TEST(RanksApart, ClippingOnSomeRanksAloneIsNamed) {
     });
   };
   EXPECT_NO_THROW(train(1.0));
-  EXPECT_THAT(message_of<CommError>([&] { train(std::nullopt); }),
-              AllOf(HasSubstr("rank 0 called"), HasSubstr("for clip_grad_norm()"), HasSubstr("rank 1 called"),
-                    HasSubstr("for Optimizer::step() without clip_grad_norm()")));
+  EXPECT_THAT(
+      message_of<CommError>([&] { train(std::nullopt); }),
+      AllOf(HasSubstr("for clip_grad_norm()"), HasSubstr("for Optimizer::step without clip_grad_norm()")));
   EXPECT_THAT(message_of<CommError>([&] { train(2.0); }),
               HasSubstr("clip_grad_norm() with different norms or on some ranks alone"));
 }
