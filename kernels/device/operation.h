@@ -7,7 +7,7 @@ namespace sherd {
 
 /// Kind of an operation, by which traces, plans and reports sort it.
 enum class WorkKind : uint8_t {
-  compute,  // all that is no other kind
+  compute,  // every operation without a kind of its own
   product,  // of matrices, whatever is fused with it
   attention,
   attention_backward,
