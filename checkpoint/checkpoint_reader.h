@@ -107,7 +107,7 @@ struct TensorNotFinite {
 };
 struct Verification {
   std::vector<Damage> damage;
-  /// Of undamaged blocks, whatever the manifest records, in the order found.
+  /// Tensors of undamaged blocks with non-finite elements, whatever the manifest records, in the order found.
   std::vector<TensorNotFinite> not_finite;
 };
 /// Calls verify_checkpoint() and also returns the non-finite values, since it reads every byte. They are no

@@ -33,7 +33,7 @@ const CheckpointTensor* find(const CheckpointReader& reader, const Wanted& w) {
   return find_by_names(w, [&](const std::string& name) { return reader.find(w.section, name); });
 }
 
-// What this rank holds of a tensor.
+// Returns the bytes of a tensor that this rank holds.
 std::vector<char> bytes_of(CheckpointReader& reader, const Wanted& w, const CheckpointTensor& t) {
   std::vector<char> bytes(static_cast<size_t>(w.local.numel() * size_of(t.dtype)));
   reader.read(t, w.boxes(), bytes.data());

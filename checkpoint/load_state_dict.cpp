@@ -27,7 +27,7 @@ const HostTensor* find(const StateDict& dict, const Wanted& w) {
   });
 }
 
-// What the dict offers, without its data.
+// Returns the tensors of the dict, without their data.
 std::vector<CheckpointTensor> offers(const StateDict& dict) {
   std::vector<CheckpointTensor> all;
   for (auto& [name, t] : dict.model) all.push_back({name, Section::model, t.dtype, t.shape, {}});
@@ -35,7 +35,7 @@ std::vector<CheckpointTensor> offers(const StateDict& dict) {
   return all;
 }
 
-// What is wrong with the tensors that will be read, beyond what their descriptions say.
+// Returns the errors of the tensors to be read that their descriptions do not show.
 std::vector<std::string> problems(const StateDict& dict, const std::vector<Wanted>& all, DictKind kind) {
   std::vector<std::string> wrong;
   for (const Wanted& w : all) {

@@ -14,7 +14,7 @@
 namespace sherd {
 namespace {
 
-// Where holder number `index` of `count` begins, in bytes of `total`.
+// Returns the first byte of holder `index` of `count`, among `total` bytes.
 int64_t cut_at(int64_t total, int index, int count) {
   return total / count * index + total % count * index / count;  // floor(total * index / count)
 }

@@ -23,7 +23,7 @@ bool inside(const Box& box, const Shape& shape) {
   return true;
 }
 
-// What is wrong with a tensor by itself; empty = nothing.
+// Returns the error of a tensor by itself; empty without one.
 std::string problem(const LocalTensor& t) {
   const Shape shape = at_least_1d(t.shape);
   int64_t elements = 0;

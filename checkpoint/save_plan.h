@@ -18,7 +18,7 @@ struct LocalTensor {
   std::string name = {};
   Section section = Section::model;
   DType dtype = DType::f32;
-  /// Of the whole tensor; empty for a scalar.
+  /// Shape of the unsharded tensor; empty for a scalar.
   Shape shape = {};
   /// Boxes of the whole tensor (of [1] for a scalar). Box after box, each in row-major order, gives the
   /// elements of `data`.

@@ -39,7 +39,7 @@ std::set<std::string> folders_of(const Manifest& manifest) {
   return folders;
 }
 
-// Those tensors of the model that are not finite, the first few of them by name.
+// Returns the first few non-finite tensors of the model, and the number of the others.
 std::string not_finite_in_words(const Manifest& manifest) {
   constexpr size_t kMost = 3;
   std::vector<std::string> named;
@@ -55,7 +55,7 @@ std::string not_finite_in_words(const Manifest& manifest) {
                      tensors > kMost ? fmt::format(" and {} more tensors", tensors - kMost) : "");
 }
 
-// Of names, sections, dtypes and shapes.
+// Returns a digest of names, sections, dtypes and shapes.
 uint64_t fingerprint_of(const Manifest& part) {
   std::string all;
   for (const CheckpointTensor& t : part.tensors)

@@ -15,7 +15,7 @@ namespace sherd {
 /// Elements of one tensor: all of it, or some boxes.
 struct HostTensor {
   DType dtype = DType::f32;
-  /// Of the whole tensor; [1] for a scalar, as in checkpoints.
+  /// Shape of the unsharded tensor; [1] for a scalar, as in checkpoints.
   Shape shape = {};
   /// Boxes of the whole tensor. Box after box, each in row-major order, gives the elements of `data`.
   std::vector<Box> boxes = {};

@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kNamedOfExport = 20;          // names that a list in a message has
 constexpr int64_t kCopied = int64_t{1} << 20;  // bytes of another file at a time
 
-// What is written one after the other: a tensor, or an entry of options.like as it is (no parts).
+// Tensors to write, in order; one without parts is an entry of options.like, unchanged.
 using Steps = std::vector<OutTensor>;
 
 // The first form, as save_pretrained() writes it, and copies that are to be written, too.

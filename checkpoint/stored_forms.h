@@ -31,7 +31,7 @@ struct StoredForms {
   /// where the other is present (except for a sample, which must be equal), and replace it where it is
   /// absent.
   std::map<std::string, std::string> copies = {};
-  /// Those of `copies` that an export writes which follows no folder; the others it leaves out.
+  /// Those of `copies` that an export writes if it follows no folder; it leaves the others out.
   std::set<std::string> written_copies = {};
   /// Returns whether files hold the parameter or buffer of this full name; others keep their values, and are not written.
   /// Empty: files hold all of them.

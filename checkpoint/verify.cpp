@@ -126,7 +126,7 @@ class Verifier {
     }
   }
 
-  /// What the file says of itself must be what the manifest says of it.
+  /// Compares the file's own description with the manifest's.
   void compare(const SafetensorsReader& reader, const CheckpointFile& file,
                const std::vector<Placed>& pieces) {
     const auto differs = [&](const std::string& tensor, const std::string& what) {

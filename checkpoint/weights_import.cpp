@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kNamedInMessage = 20;               // names that a list in a message has
 constexpr int64_t kReadElements = int64_t{4} << 20;  // elements read at a time
 
-// Where a parameter lies: boxes of it and of the tensors.
+// Sources of a parameter: boxes of it and of the tensors.
 struct Source {
   const CheckpointTensor* tensor;
   const StoredPart* part;
@@ -59,7 +59,7 @@ void read_piece(CheckpointReader& reader, const Source& source, const Box& box, 
   values.resize(count);
 }
 
-// What this rank holds of a parameter or an f32 buffer, from all tensors that it lies in.
+// Reads this rank's part of a parameter or an f32 buffer, from all tensors that hold it.
 void read_values(CheckpointReader& reader, const Wanted& w, const std::vector<Source>& sources,
                  Stream& stream) {
   std::vector<float> values(static_cast<size_t>(w.local.numel())), piece;

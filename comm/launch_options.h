@@ -20,7 +20,7 @@ enum class CpuKernels { cpu, reference };
 /// Method by which a GPU computes Newton-Schulz's symmetric products, as in DeviceOptions.
 enum class SymmetricProducts { automatic, blocks, hopper };
 
-/// What computes attention on a GPU, as in DeviceOptions. automatic is called "auto".
+/// Attention kernels on a GPU, as in DeviceOptions. automatic is called "auto".
 enum class AttentionMethod { automatic, own, cudnn };
 
 /// Backend of the ranks' communication: one row each of the table in backend.h.

@@ -34,7 +34,7 @@ class FirstFailure {
  public:
   void add(const std::exception_ptr& e) {
     std::lock_guard lock(mutex_);
-    // By type, not by time: a rank that reports a peer may end before the rank that failed.
+    // Ordered by type, not by time: a rank that reports a peer may end before the rank that failed.
     auto& slot = reports_a_peer(e) ? secondary_ : primary_;
     if (!slot) slot = e;
   }
@@ -105,7 +105,7 @@ std::string backends_that(Which which) {
   return fmt::format("{}", fmt::join(names, " or "));
 }
 
-/// Whether this process is one of several that make up the job.
+/// Returns whether this process is one of several processes of the job.
 bool in_a_job(const LaunchOptions& options, const Backend& backend) {
   if (backend.joins_by_mpi) {
     if (options.job.bootstrap != Bootstrap::none) return true;

@@ -15,7 +15,7 @@ namespace sherd {
 struct RankContext {
   std::shared_ptr<Device> device;
   std::shared_ptr<Communicator> world;
-  /// What divides or limits this host's processors (processors.h); often empty.
+  /// Divisions and limits of this host's processors (processors.h); often empty.
   std::string processors;
 };
 

@@ -109,7 +109,7 @@ all_below() {
     all_below "$child"
   done
 }
-# Those that run train_gpt.
+# Prints the processes that run train_gpt.
 ranks_below() {
   local process
   for process in $(all_below "$1"); do [[ $(readlink "/proc/$process/exe") == "$train_gpt" ]] && echo "$process"; done
@@ -131,7 +131,7 @@ ranks_on_hosts() {
     [[ $(readlink "$process/exe") == "$train_gpt" ]] && echo "${process#/proc/}"
   done
 }
-# Those of the processes $@ that still run train_gpt, or keep a rank.
+# Prints those of the processes $@ that still run train_gpt, or keep a rank.
 alive() {
   local process
   for process in "$@"; do [[ $(readlink "/proc/$process/exe") =~ ^("$train_gpt"|"$sherd")$ ]] && echo "$process"; done
@@ -148,7 +148,8 @@ now() { date +%s%N; }
 # seconds_since NANOSECONDS, with a decimal
 seconds_since() { awk -v ns=$(($(now) - $1)) 'BEGIN { printf "%.1f", ns / 1e9 }'; }
 
-# Whether weights $1 have the bits of a run that resumes alone from step $3 of folder $2 (0: begins), on $4 ranks.
+# Compares weights $1 with the bits of a run that resumes alone from step $3 of folder $2 (0: begins), on $4
+# ranks.
 same_bits() {
   local clean=$scratch/clean.$3.$4 from=()
   if [[ $3 -gt 0 ]]; then

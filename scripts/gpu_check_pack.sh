@@ -54,7 +54,7 @@ pack() {
   cp "$build"/bin/{train_gpt,sherd,sherd_bench} "$stage/bin/"
   for program in "${targets[@]:3}"; do cp "$build/bin/$program" "$stage/bin/"; done
   strip "$stage"/bin/*
-  # What has no static archive and is not of the C library, CUDA or NCCL.
+  # Libraries without a static archive that are not of the C library, CUDA or NCCL.
   for library in $(ldd "$stage"/bin/* | awk '$3 ~ /^\// {print $3}' | sort -u); do
     [ -z "${GPU_CHECK_TORCH:-}" ] || [ "${library#"$(dirname "$GPU_CHECK_TORCH")"}" = "$library" ] || continue
     case $(basename "$library") in

@@ -35,7 +35,7 @@ sanitizers              sanitizer 150  300  sanitizers
 END
 }
 
-# Whether --only names the step or its part.
+# Returns whether --only names the step or its part.
 chosen() { [[ -z $only || ,$only, == *,$1,* || ,$only, == *,$2,* ]]; }
 
 # Seconds of --minutes that are left; a lot without it. A few are kept for the archive.

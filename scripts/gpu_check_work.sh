@@ -200,7 +200,7 @@ nccl_lost_rank() {
 sanitized='Elementwise.*:Reduce.*:Squares.*:RmsNorm.*:Gelu.*:Bias*.*:CrossEntropy.KnownValues:CrossEntropy.Minus*'
 sanitized+=':AdamW.*:MuonMomentum.*:MuonUpdate.*:CopySegments.*:Segments.*:EmbeddingBackward.*:CheckIndices.*:RouteTopK.*'
 sanitized+=':SortByExpert.*:ExpertRows.*:VocabParallel.*:Gemm.*:GemmEpilogue.*:Gram.*:Products.Mirror*:StridedCopy.*'
-sanitized+=':Attention.KnownValues:Attention.MatchesReference'
+sanitized+=':Attention.FirstRow*:Attention.ForwardMatchesReference:Attention.BackwardMatchesReference'
 
 # All tools side by side, each one process over the suites above. sherd checks the result of every call itself.
 sanitizers() {

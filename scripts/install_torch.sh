@@ -49,7 +49,8 @@ fi
 make_venv
 pip+=(--no-deps)
 "${pip[@]}" "torch${version:+==$version}"
-# Of CUDA's parts those two, in the version that this torch wants: said part by part, or as one of the whole toolkit.
+# The two parts of CUDA, in the version that this torch requires: given part by part, or as one of the whole
+# toolkit.
 mapfile -t parts < <($venv/bin/python - <<'END' | sort -u
 import importlib.metadata, re
 for wanted in importlib.metadata.requires("torch") or []:

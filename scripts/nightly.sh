@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What is too long for every change (.ci/run has that): run it each night, and before a release.
+# Checks that take too long for every change (.ci/run has those): run it each night, and before a release.
 #
 #   fuzzing       1,000,000 inputs to each target, or FUZZ_RUNS
 #   asan, tsan    nothing left out of the suites that .ci/run takes: more ranks, long sums, a crash at every call; one
@@ -63,7 +63,7 @@ stage "unity" unity
 stage "kills" env SHERD_KILLS="${SHERD_KILLS:-1000}" build/release/bin/test_program --gtest_filter='KillRun.*'
 stage "preemptions" scripts/preempt.sh "${SHERD_PREEMPTIONS:-50}"
 
-# What cannot be here (exit code 77) has said so.
+# A stage that cannot run here (exit code 77) has printed the reason.
 where_possible() {
   local code=0
   "$@" || code=$?

@@ -22,7 +22,7 @@ signals=(TERM INT USR1 USR2)
 figures() { grep -oE '"(step|loss|grad_norm|num_zeros)": [^,}]*' "$1"; }
 steps_of() { if [[ -f $1 ]]; then grep -c '"step":' "$1"; else echo 0; fi; }
 
-# As many steps as the signals leave room for: they are known when the last signal has come.
+# The number of steps depends on the signals: it is known when the last signal has come.
 stops=0 wrong=0 shown=0 longest=0
 resume=()
 while ((stops < wanted)); do

@@ -80,7 +80,7 @@ class Output:
 
     def remove_parts(self):
         """Of a run that failed."""
-        # What the file still holds back would be written when the interpreter ends, and fail a second time.
+        # The file's buffered data would be written when the interpreter ends, and fail a second time.
         with contextlib.suppress(OSError):
             self.file.close()
         for part in self.parts:

@@ -23,7 +23,8 @@ class Agreement {
   int rank() const { return comm_->rank(); }
   int size() const { return comm_->size(); }
   int world_rank() const { return comm_->world_rank(); }
-  /// Whether run_collectively() puts "rank N: " before the text of a failure that not all ranks have.
+  /// Prefix of a failure's text in run_collectively() when not all ranks have the failure: none, or "rank N:
+  /// ".
   enum class Names { nothing, failing_rank };
   /// Runs `work` on every rank. When it throws on any, every rank throws what the first such rank threw:
   /// the same text, and the same type if that is one of kernels/device/error.h (a rank that failed alike its
@@ -36,7 +37,7 @@ class Agreement {
   /// counts[r] words of every rank, one after the other, on rank 0; nothing elsewhere. The sum of `counts` on
   /// rank 0, the own count elsewhere, is at most `report_words`.
   std::vector<int64_t> gather(const std::vector<int64_t>& mine, const std::vector<int64_t>& counts);
-  /// Whether all ranks pass the same value.
+  /// Returns whether all ranks pass the same value.
   bool all_equal(uint64_t value);
   /// @throws RanksDiffer on every rank, with `otherwise` and the ranks that differ, unless all pass the same
   /// value. `function`, if any: the public function that every rank has called (Purpose::entry()).

@@ -102,7 +102,7 @@ struct Holders {
   std::vector<int> ranks;
 };
 
-/// What all ranks have of one file: the most frequent last.
+/// Returns the contents of one file on all ranks, with their holders: the most frequent last.
 std::vector<Holders> holders_of(const std::string& name, const std::vector<FileCopy>& first,
                                 const std::vector<std::vector<FileCopy>>& others,
                                 const std::vector<int>& world) {
@@ -136,7 +136,8 @@ std::vector<Holders> holders_of(const std::string& name, const std::vector<FileC
   std::set<int> odd;
   for (const std::string& name : names) {
     std::vector<Holders> all = holders_of(name, first, others, world);
-    // Where some cannot read what a flag names, the others have entries for its files, and none for the flag.
+    // If some ranks cannot read the path of a flag, the others have entries for its files, and none for the
+    // flag.
     const bool unread = std::any_of(all.begin(), all.end(), [](const Holders& h) {
       return !h.copy.error.empty() && h.copy.error != kMissing;
     });

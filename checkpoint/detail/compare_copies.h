@@ -13,7 +13,8 @@ namespace sherd {
 /// require_same_copies() by `ranks`.
 void compare_copies(Agreement& ranks, std::vector<FileCopy> mine);
 
-/// What `open` returns, on every rank, after a comparison of what all have opened (`compare`).
+/// Returns the result of `open`, on every rank, after a comparison of the files that all have opened
+/// (`compare`).
 /// @throws what it throws on the first such rank, on all; the text names that rank unless all fail. RanksDiffer.
 CheckpointReader open_alike(Agreement& ranks, bool compare, const std::function<CheckpointReader()>& open);
 

@@ -15,7 +15,7 @@
 namespace sherd {
 namespace {
 
-// As Parameter::global_boxes() of tensor-parallel piece `index`, which may be another rank's.
+// Returns Parameter::global_boxes() of tensor-parallel piece `index`, which may be another rank's.
 std::vector<Box> boxes_on(const Parameter& p, int index, ParamRange range) {
   if (!p.tensor_shard()) return p.global_boxes(range);
   TensorShard shard = *p.tensor_shard();
@@ -23,7 +23,7 @@ std::vector<Box> boxes_on(const Parameter& p, int index, ParamRange range) {
   return global_boxes(p.shape(), p.row_blocks(), shard, range);
 }
 
-// What of a box a rank holds, in the order of its elements there.
+// Part of a box that a rank holds, in the order of its elements there.
 struct Held {
   Box own;            // the rank's box that it is part of
   int64_t first = 0;  // element of the rank's piece that `own` begins with
@@ -73,7 +73,7 @@ Tensor packed_part(Stream& stream, const Tensor& local, const HeldOnRank& mine) 
   return packed;
 }
 
-// What cell r of all tensor-parallel pieces, one piece after the other, holds.
+// Returns the range that cell r holds, counted over all tensor-parallel pieces, one piece after the other.
 ParamRange range_on(const Parameter& p, int r) {
   const ShardLayout& layout = p.group().layout();
   const ParamRange piece = layout.piece(ParamId(p.index_in_group()), RankId(r % layout.world()));

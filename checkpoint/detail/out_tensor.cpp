@@ -15,7 +15,7 @@
 namespace sherd {
 namespace {
 
-// Of element `i` in row-major order.
+// Returns the place of element `i` in row-major order.
 Shape place_in(const Shape& shape, int64_t i) {
   Shape at(shape.size());
   for (size_t d = shape.size(); d-- > 0; i /= shape[d]) at[d] = i % shape[d];
@@ -25,7 +25,7 @@ Shape place_in(const Shape& shape, int64_t i) {
 // Elements that are converted at a time.
 constexpr size_t kConvertedAtOnce = size_t{1} << 16;
 
-// What to do about a value that the dtype cannot hold.
+// Returns the remedy for a value that the dtype cannot hold.
 std::string remedy(const OutTensor& tensor) {
   if (!tensor.followed) return "export as f32";
   return fmt::format(

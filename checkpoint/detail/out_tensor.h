@@ -14,7 +14,7 @@ struct OutTensor {
   std::string name = {};
   /// f32, bf16 or f16 of what is f32 in the model; otherwise not looked at.
   DType dtype = DType::f32;
-  /// As the header has it: a scalar's is empty. It is covered by the parts.
+  /// Shape in the header: empty for a scalar. The parts cover it.
   Shape shape = {};
   std::vector<StoredPart> parts = {};
   /// The dtype follows the stored folder's, not an option, so an error cannot advise to choose another.

@@ -21,7 +21,7 @@ class ShardWriter {
   std::vector<uint64_t> finish();
   /// finish(), whose results go into the plan that the writer was made with.
   void finish_into(PlannedFile& plan);
-  /// Of each of the plan's entries, of what was written so far (after finish(): of all).
+  /// Returns the non-finite counts of each of the plan's entries, so far (after finish(): of all elements).
   const std::vector<NotFinite>& not_finite() const { return not_finite_; }
 
  private:

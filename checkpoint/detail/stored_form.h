@@ -39,10 +39,10 @@ std::vector<Wanted> held_by(const StoredForms& forms, ModuleBase& root);
 /// @throws InvalidArgument naming every parameter and tensor that a form is wrong about.
 std::vector<StoredForm> candidates(const std::vector<Wanted>& wanted, const StoredForms& forms);
 
-/// Whether a tensor is not looked at: it ends as one of the ignored and is in no form.
+/// Returns whether a tensor is not read: it is reported as ignored and is in no form.
 bool is_ignored(std::string_view name, const StoredForms& forms, const std::vector<StoredForm>& candidates);
 
-/// Whether a form has a tensor or a copy of that name.
+/// Returns whether a form has a tensor or a copy of that name.
 bool is_part(std::string_view name, const std::vector<StoredForm>& candidates);
 
 /// The form of which `offered` has the most tensors. A tensor that is missing there is called by the

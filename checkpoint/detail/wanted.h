@@ -15,11 +15,11 @@ namespace sherd {
 struct Wanted {
   Section section = Section::model;
   std::string name = {};
-  /// Whose values or state it is; undefined of a buffer.
+  /// Parameter of the values or state; undefined for a buffer.
   Parameter param = {};
-  /// Of the whole tensor; [1] of one without dimensions.
+  /// Shape of the unsharded tensor; [1] for one without dimensions.
   Shape shape = {};
-  /// The elements of the parameter's shard_range(); the whole of a buffer or counter; those of `owned`.
+  /// Elements of the parameter's shard_range(); all of a buffer or counter; those of `owned`.
   Tensor local = {};
   /// A number of updates.
   bool count = false;
@@ -29,15 +29,16 @@ struct Wanted {
   std::vector<std::string> tied = {};
 
   bool whole() const { return count || !param.defined(); }
-  /// Where the elements of `local` lie in the whole tensor, in their order.
+  /// Returns the boxes of the elements of `local` in the unsharded tensor, in their order.
   std::vector<Box> boxes() const;
   std::vector<GlobalRun> runs() const;
 };
 
-/// Parameters and persistent buffers, then what the optimizers have, in an order that is the same on every rank.
+/// Returns parameters and persistent buffers, then the optimizers' state, in the same order on every rank.
 std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const Optimizer*>& optimizers);
 
-/// What `find`, which returns null for a name that is not there, has under a tensor's names: under the first that is there.
+/// Returns find(name) for the first of a tensor's names that `find` has. `find` returns null for a missing
+/// name.
 template <class Find>
 auto find_by_names(const Wanted& w, Find find) {
   auto* found = find(w.name);
@@ -48,7 +49,7 @@ auto find_by_names(const Wanted& w, Find find) {
 /// Copies host memory to a tensor in pieces, waiting for each, so that a GPU's pinned staging stays small.
 void upload(Stream& stream, const Tensor& to, const void* from);
 
-/// "" when a stored number of updates can be one, else what is wrong.
+/// Returns "" for a valid stored count of updates, else the error.
 std::string check_count(float stored);
 
 }  // namespace sherd

@@ -15,23 +15,24 @@
 
 namespace sherd {
 
-/// Whether weights written to this path are one file. They are a folder where the path ends in a slash or
-/// names a folder that is there.
+/// Returns whether weights written to this path are one file. They are a folder if the path ends in a slash
+/// or names an existing folder.
 bool is_weights_file(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
 /// A file of weights to be written.
 struct WeightsFile {
   /// Below the folder, whose own folders are made.
   std::string name = {};
-  /// Of its data, in this order.
+  /// Tensors of its data, in this order.
   std::vector<SafetensorsSpec> tensors = {};
   std::map<std::string, std::string> metadata = {};
   int64_t bytes = 0;
-  /// Where not empty: written instead of one made of `tensors` and `metadata`, which are not used.
+  /// If not empty, it is written instead of a header made from `tensors` and `metadata`, which are then
+  /// unused.
   std::string header = {};
 };
 
-/// What a folder will have.
+/// Files of a folder to be written.
 struct WeightsPlan {
   std::vector<WeightsFile> weights = {};  // at least one
   /// Contents of its other files by name, the index among them.
@@ -47,8 +48,8 @@ WeightsPlan split_weights(const std::vector<SafetensorsSpec>& tensors,
 /// since version 5, in order of names.
 void add_index(WeightsPlan& plan, std::optional<int64_t> parameters = std::nullopt);
 
-/// As SafetensorsWriter, for a file or a folder of files: front to back, no tensor data held, all or nothing.
-/// Not usable after finish() or an exception.
+/// Same as SafetensorsWriter, for a file or a folder of files: front to back, no tensor data held, all or
+/// nothing. Not usable after finish() or an exception.
 class WeightsWriter {
  public:
   /// A folder's files are filled in the order of `tensors`, split and indexed as above; a file takes all of them.

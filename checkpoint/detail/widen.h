@@ -9,7 +9,7 @@
 
 namespace sherd {
 
-/// Whether stored elements can become f32 without rounding.
+/// Returns whether stored elements can become f32 without rounding.
 constexpr bool widens_to_f32(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::f16; }
 
 namespace detail {

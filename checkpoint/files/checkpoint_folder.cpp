@@ -163,7 +163,7 @@ void CheckpointFolder::sweep() {
   std::vector<std::string> names = files_.list(path_);
   std::erase_if(names, [](const std::string& name) { return !is_temporary_name(name); });
   if (names.empty()) return;
-  // What made these names temporary must not be undone once their contents are gone.
+  // Makes the temporary names durable before the contents are removed.
   files_.sync_folder(path_);
   for (const std::string& name : names) {
     // Rename it aside first: a suspended earlier holder of the lock may resume at any moment and commit it by

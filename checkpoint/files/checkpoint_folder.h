@@ -133,7 +133,7 @@ class CheckpointFolder {
   void sweep();
   /// Returns list_checkpoints(), and forgets what is known of others.
   std::vector<CommittedCheckpoint> listed();
-  /// What a manifest says of its checkpoint.
+  /// Description of a checkpoint by its manifest.
   struct Known {
     bool finite = false;
     std::optional<double> loss{};

@@ -54,7 +54,7 @@ std::string in_environment(const char* name) {
   return value == nullptr ? "" : in_one_line(value);
 }
 
-/// How a batch system names a job and counts its starts.
+/// Variables by which a batch system names a job and counts its starts.
 struct JobMark {
   const char* prefix;
   const char* cluster;  // null: names are unique
@@ -176,7 +176,8 @@ LockHolder SaveLock::read() const {
 
 // The lock on the file that is there; null when the folder may be taken over from its holder.
 std::unique_ptr<FileLock> SaveLock::acquire(LockHolder& before) {
-  // Who has just taken it says so some milliseconds later, and who was just killed holds it for some.
+  // A new holder writes its name some milliseconds after it takes the lock, and a killed one holds it for
+  // some.
   constexpr int kTries = 4;
   constexpr std::chrono::milliseconds kPause{50};
   for (int tried = 1;; ++tried) {

@@ -80,7 +80,7 @@ struct Nested {
   std::vector<Nested> inside;
 };
 
-/// Whether every message ends inside the one that holds it.
+/// Returns whether every message ends inside the enclosing one.
 bool is_nested_right(google::protobuf::io::CodedInputStream& in, const std::vector<Nested>& fields) {
   using google::protobuf::internal::WireFormatLite;
   while (const uint32_t tag = in.ReadTag()) {

@@ -27,7 +27,7 @@ struct CheckpointPiece {
   int file = 0;
   /// Start byte in the file (header included).
   int64_t begin = 0;
-  /// Of the piece's elements in row-major order. Earlier versions did not count and store 0.
+  /// Non-finite elements of the piece, in row-major order. Earlier versions did not count and store 0.
   NotFinite not_finite = {};
 };
 
@@ -85,8 +85,8 @@ struct Manifest {
   std::vector<CheckpointTensor> tensors;
   /// False for folders of another program: only structure can be verified.
   bool checksums = true;
-  /// Of scan_safetensors(): what of a folder is not read although its name says that it is the model's, a line each. Not
-  /// stored.
+  /// Lines of scan_safetensors() about files of a folder that are not read although their names are those of
+  /// the model's. Not stored.
   std::vector<std::string> notes = {};
 
   /// Returns the tensor of that section and name, or null. Linear; make an index for many look-ups.

@@ -22,12 +22,12 @@ namespace sherd {
 /// One tensor of an opened file.
 struct SafetensorsEntry {
   std::string name;
-  /// As in the file: "F32", "BF16", ...
+  /// dtype as in the file: "F32", "BF16", ...
   std::string dtype_name;
   /// Empty for types of the format that sherd lacks (BOOL, I8, F8_E4M3, F4, ...): they are listed, not read.
   std::optional<DType> dtype;
   Shape shape;
-  /// Of the whole tensor of which this is a piece, if the file records it.
+  /// Shape of the unsharded tensor if this is a piece and the file records it.
   std::optional<Shape> global_shape;
   /// Byte range [begin, end) in the file's data, which starts after the header.
   int64_t begin = 0;
@@ -82,8 +82,8 @@ struct SafetensorsSpec {
   std::string name;
   DType dtype = DType::f32;
   Shape shape;
-  /// Of the whole tensor when this is a piece of it: an additional key of the entry, which readers without
-  /// support ignore.
+  /// Shape of the unsharded tensor if this is a piece of it: an additional key of the entry, which readers
+  /// without support ignore.
   std::optional<Shape> global_shape = std::nullopt;
 };
 

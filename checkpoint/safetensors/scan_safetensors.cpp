@@ -29,7 +29,7 @@ std::string some_of(const std::vector<std::string>& all) {
 /// Tensors without dimensions are taken for [1].
 Shape or_vector(Shape shape, int64_t value) { return shape.empty() ? Shape{value} : std::move(shape); }
 
-/// What the files say about one tensor.
+/// Entries of the files for one tensor.
 struct Found {
   CheckpointTensor tensor;
   /// Every piece so far came with its offset.
@@ -38,7 +38,7 @@ struct Found {
   bool shape_known = false;
 };
 
-/// What one file says.
+/// Header of one file.
 struct Header {
   std::string name;
   int64_t bytes;
@@ -102,11 +102,11 @@ class Scan {
   }
 
  private:
-  /// Of messages: the file, where it is one.
+  /// Returns the place for messages: the file, if there is only one.
   std::string place() const { return (headers_.size() == 1 ? root_ / headers_[0].name : root_).string(); }
   bool is_opaque(const std::string& name) const { return opaque_ && opaque_(name); }
 
-  /// What the index names and no file has was lost, but for tensors that the caller leaves out.
+  /// Checks that files have all tensors of the index, except those that the caller leaves out.
   void check(const Index& index) const {
     std::vector<std::string> lost;
     for (const auto& [tensor, file] : index)

@@ -9,7 +9,7 @@
 namespace sherd {
 
 enum class Bootstrap {
-  /// By RANK, WORLD_SIZE and so on: a job when a launcher's variables are set (see from_environment).
+  /// Uses RANK, WORLD_SIZE and so on: a job when a launcher's variables are set (see from_environment).
   env,
   /// Always a job, started by mpirun or srun.
   mpi,

@@ -11,8 +11,8 @@ struct HostProcessors {
   /// Processors of the calling thread's affinity mask (taskset, launchers, containers) by NUMA node, both ascending; one
   /// node where the system does not tell.
   std::vector<std::vector<int>> nodes;
-  /// As many threads run at once: the processors, or fewer by the CPU quota of the process's control group, rounded down,
-  /// at least 1.
+  /// Number of threads that run at once: the processors, or fewer by the CPU quota of the process's control
+  /// group, rounded down, at least 1.
   int at_once = 1;
 };
 
@@ -27,8 +27,8 @@ struct HostProcessors {
 /// Returns "64 processors on 2 NUMA nodes, CPU quota of 8", of these what limits or divides the host; else "".
 [[nodiscard]] std::string describe(const HostProcessors& host);
 
-/// While it lives, the calling thread runs on these processors alone, and so do the threads that it starts; memory that they
-/// touch first is of their node. Empty processors, and a system that refuses, change nothing.
+/// Scope in which the calling thread and the threads that it starts run on these processors only. Memory that
+/// they touch first is on their node. Empty processors, and a system that refuses, change nothing.
 class BoundThread {
  public:
   explicit BoundThread(const std::vector<int>& processors);

@@ -15,7 +15,7 @@ struct RankArrivals {
   int64_t after_median_ns = 0;  // sum of its lateness beyond the group's (lower) median, in ns
 };
 
-/// By world rank. Empty where the backend does not observe arrivals.
+/// Totals by world rank. Empty if the backend does not observe arrivals.
 using ArrivalTotals = std::vector<RankArrivals>;
 
 }  // namespace sherd

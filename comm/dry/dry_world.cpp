@@ -14,7 +14,7 @@ namespace {
 using comm::Call;
 using comm::Verb;
 
-/// What the communicators of a rank share.
+/// Shared state of the communicators of a rank.
 struct DryWorld {
   std::shared_ptr<DryDevice> device;
   comm::AbortDomain domain;

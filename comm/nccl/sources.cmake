@@ -1,4 +1,4 @@
-# What works over any table of NCCL's functions; the tests compile it where the backend is off.
+# Sources that work with any table of NCCL's functions; the tests compile them where the backend is off.
 set(SHERD_NCCL_SOURCES
   detail/call_check.cpp detail/collectives.cpp detail/handle.cpp detail/library_memory.cpp detail/nccl_communicator.cpp
   detail/session.cpp detail/window_buffers.cpp detail/windows.cpp)

@@ -19,7 +19,7 @@ bool adopt_failure(AbortDomain& domain, Store& store);
 /// Thread that declares announced failures of other processes in the domain, and announces this process's.
 class Watchdog {
  public:
-  /// What a backend adds; all run on the watchdog's thread.
+  /// Functions of a backend; all run on the watchdog's thread.
   struct Duties {
     /// Called at every poll while the launch has not failed; its exceptions fail the launch.
     std::function<void()> check;

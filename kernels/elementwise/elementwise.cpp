@@ -47,8 +47,8 @@ void clamp(Stream& s, std::span<const ScaleSegment> segments, double limit) {
   for (size_t i = 0; i < segments.size(); ++i)
     check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
   check.done();
-  queue(s, {"clamp", WorkKind::optimizer}, kernels<ElementwiseKernels>(s).clamp, {segments.begin(), segments.end()},
-        static_cast<float>(limit));
+  queue(s, {"clamp", WorkKind::optimizer}, kernels<ElementwiseKernels>(s).clamp,
+        {segments.begin(), segments.end()}, static_cast<float>(limit));
 }
 
 void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src) {

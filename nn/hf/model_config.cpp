@@ -22,7 +22,7 @@ namespace {
 using nn::ModelDescription;
 
 constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
-// Of all weights together, so that their bytes, with gradients and states, fit 64 bits by far.
+// Limit of all weights together, so that their bytes, with gradients and states, fit 64 bits by far.
 constexpr double kMaxParameters = 1e15;
 constexpr int64_t kMaxExpertsOfAll = int64_t{1}
                                      << 18;  // of all blocks: each has three tensors with names of their own

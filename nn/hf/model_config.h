@@ -18,7 +18,7 @@ struct ModelConfig {
   /// The file, for messages.
   std::string source;
   nn::ModelDescription description;
-  /// What the weights are stored in [dtype, before version 5 torch_dtype], where the file says so.
+  /// Stored dtype of the weights [dtype, before version 5 torch_dtype], if the file names it.
   std::optional<DType> dtype;
   /// Heads for multi-token prediction that the folder has [num_nextn_predict_layers]. ModelDescription::mtp_layers, which
   /// decides whether one is built, is 0 for the caller to set.

@@ -99,7 +99,7 @@ std::string windows_text(const ModelDescription& d) {
   return blocks.empty() ? "" : fmt::format("{} positions in blocks {}", d.window, blocks);
 }
 
-// Of blocks without and with a window, whatever the family can say.
+// Returns the rotary settings of blocks without and with a window, also if the family has one key for both.
 std::string both_ropes(const ModelDescription& d, Family family) {
   family.rope_by_kind = true;
   json text;
@@ -124,7 +124,8 @@ std::string model_config_text(const ModelDescription& d, DType dtype) {
   text["use_cache"] = true;
   text["vocab_size"] = d.vocab;
 
-  // What a folder of the family cannot say would be lost without a word: it is read back.
+  // Options without a key in the family's config.json would be lost silently: the text is read back and
+  // compared.
   const std::string written = text.dump(2) + "\n";
   const ModelConfig read = parse_model_config(written, "the configuration to be written");
   const ModelDescription& again = read.description;

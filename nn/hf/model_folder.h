@@ -12,10 +12,10 @@
 
 namespace sherd::hf {
 
-/// Of a model that nn::causal_model() builds from `description`: the family's names with and without the
-/// prefix of the trunk, experts one by one and fused, and what else folders of the family hold. A head for multi-token
-/// prediction has copies of embedding and head, as its makers store it. Adapters (LoraOptions) are
-/// not part of a folder: import leaves them as they are, and export leaves them out.
+/// Stored forms of a model that nn::causal_model() builds from `description`: the family's names with and
+/// without the prefix of the trunk, experts one by one and fused, and other tensors in folders of the family.
+/// A head for multi-token prediction has copies of embedding and head, as its makers store it. Adapters
+/// (LoraOptions) are not part of a folder: import leaves them as they are, and export leaves them out.
 ///
 ///     const ModelConfig config = read_model_config(folder);
 ///     ... causal_model(config.description), fully_shard() ...

@@ -38,8 +38,8 @@ struct NextTokens {
   Tensor loss_sum{};  ///< f64 [1], to which the sum of the head's losses is added, or undefined
 };
 
-/// What a training program needs of a language model; derived classes are the families'. Parameters have the
-/// names of the family's files on Hugging Face ("model.layers.0.self_attn.q_proj.weight"), but for what
+/// Interface of a language model for training programs; derived classes are the families'. Parameters have
+/// the names of the family's files on Hugging Face ("model.layers.0.self_attn.q_proj.weight"), but for what
 /// stored_names() lists: stacks of experts, which are one parameter each, parts of matrices that files keep
 /// fused, and names that only one of two families has.
 ///

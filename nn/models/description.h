@@ -97,9 +97,9 @@ struct ModelDescription {
   /// Positions that a row of a block with has_window() sees at most, its own included [sliding_window]. Latent attention
   /// has no windows.
   int64_t window = 0;
-  /// By block, whether it has a window [layer_types]; empty: none has.
+  /// Per block, whether it has a window [layer_types]; empty: none has.
   std::vector<bool> windowed{};
-  /// Of blocks with a window; absent: as of the others.
+  /// Rotary settings of blocks with a window; absent: those of the others.
   std::optional<RopeDescription> window_rope{};
   MixtureDescription mixture{};
   LatentDescription latent{};
@@ -107,7 +107,7 @@ struct ModelDescription {
   /// Every forward in training then takes NextTokens.
   int64_t mtp_layers = 0;
 
-  /// Whether block `layer` has experts.
+  /// Returns whether block `layer` has experts.
   bool has_experts(int64_t layer) const { return mixture.experts > 0 && layer >= mixture.dense_layers; }
   bool has_window(int64_t layer) const {
     return layer < static_cast<int64_t>(windowed.size()) && windowed[static_cast<size_t>(layer)];
@@ -116,7 +116,7 @@ struct ModelDescription {
   int64_t rotated(const RopeDescription& of) const {
     return latent.kv_rank > 0 ? latent.rope : of.columns > 0 ? of.columns : head_dim;
   }
-  /// Whether the angles of `all` positions are others than those of the `kept` first ones alone; see
+  /// Returns whether the angles of `all` positions differ from those of the `kept` first ones alone; see
   /// RopeScaling::is_long().
   bool changes_angles(int64_t kept, int64_t all) const {
     const auto changes = [&](const RopeDescription& r) {

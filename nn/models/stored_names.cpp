@@ -23,7 +23,7 @@ void add_gpt2(const ModelDescription& m, StoredNames& all) {
   }
 }
 
-// What one kind of an expert's matrices is called.
+// Names of one kind of an expert's matrices.
 struct Kind {
   const char *ours, *mixtral, *fused;
   int64_t rows, cols;

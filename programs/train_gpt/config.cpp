@@ -39,7 +39,7 @@ std::string help_with_defaults(bool all) {
          "written.\n";
 }
 
-/// Puts what --comm auto stands for in its place.
+/// Replaces --comm auto by its choice.
 void choose_comm(CommandLine& line, std::vector<std::string>& problems) {
   TrainConfig& c = line.config;
   if (c.comm != "auto") return;
@@ -55,7 +55,7 @@ void choose_comm(CommandLine& line, std::vector<std::string>& problems) {
   }
 }
 
-/// Processes of a job that NCCL or MPI joins are its ranks; who does not say how many there are means all of them.
+/// Processes of a job that NCCL or MPI joins are its ranks. Without --ranks the run has all of them.
 void take_ranks_of_job(TrainConfig& c, const sherd::GivenFlags& given) {
   if (given.has("ranks") || c.ranks != TrainConfig().ranks || c.comm == "local" || c.bootstrap != "env")
     return;

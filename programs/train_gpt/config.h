@@ -24,16 +24,15 @@ std::string default_data_folder();
 struct TrainConfig : Settings {
   TrainConfig() { data = default_data_folder(); }
 
-  // Not of flags: the config.json that the run follows, and where it is from; see choose_model_text(). Empty:
-  // --model's.
+  // config.json that the run follows, and its source; not a flag, see choose_model_text(). Empty: --model's.
   std::string model_text;
   std::string model_from;
 
-  /// What was read of --model's folder before the run, by with_model_files(): no setting. Null: it is read
-  /// when it is needed.
+  /// Content of --model's folder, read before the run by with_model_files(); not a setting. Null: it is read
+  /// when needed.
   std::shared_ptr<const ModelFiles> files = nullptr;
 
-  /// Whether weights come from the checkpoint of --resume, and not from where first weights come from.
+  /// Returns whether weights come from the checkpoint of --resume, and not from the source of first weights.
   bool resumes_weights() const { return !resume.empty() && resume_parts != "optimizer"; }
   /// Returns whether the run trains. A run that does not has an optimizer only for --save or --explain-plan.
   bool trains() const { return steps > 0 && !eval_only && !sample_only; }
@@ -41,7 +40,7 @@ struct TrainConfig : Settings {
   std::string start_of_text() const { return prompt.empty() ? "\n" : prompt; }
   /// Bytes of text to generate.
   int64_t sample_bytes() const { return sample_only && sample == 0 ? 256 : sample; }
-  /// Whether the data are token files, not text.
+  /// Returns whether the data are token files, not text.
   bool has_tokens() const { return !tokens.empty() || !sft.empty(); }
   /// Ranks with different data: all but those that share a batch tensor-parallel.
   int64_t data_ranks() const { return ranks / tp; }
@@ -53,12 +52,11 @@ struct TrainConfig : Settings {
   bool operator==(const TrainConfig&) const = default;
 };
 
-/// What the command line asks for: a run or, when `help` is set (--help, --version), that text on stdout and
-/// nothing else.
+/// Request of the command line: a run or, when `help` is set (--help, --version), only that text on stdout.
 struct CommandLine {
   TrainConfig config;
   std::optional<std::string> help;
-  /// Where --comm auto was given, config.comm is what that chose, and this a line that says why.
+  /// Reason of the choice of --comm auto, a line; config.comm is the choice. Empty without --comm auto.
   std::string comm_choice = {};
   /// Settings that differ from the defaults and come from the checkpoint of --resume, as flags: "--dim 36".
   std::vector<std::string> inherited;

@@ -17,7 +17,7 @@
 namespace train_gpt {
 namespace {
 
-/// What the tensor-parallel ranks cannot share evenly, as a list; empty when they can.
+/// Returns the sizes that the tensor-parallel ranks cannot share evenly, as a list; empty without any.
 std::string undivided(const TrainConfig& c, int64_t tp, const std::set<std::string_view>& bad) {
   std::vector<std::string> list;
   if (!bad.contains("heads") && c.heads % tp != 0) list.push_back(fmt::format("--heads {}", c.heads));
@@ -34,7 +34,7 @@ std::string idle_flags(const TrainConfig& c, const std::set<std::string_view>& b
   return fmt::format("{}", fmt::join(changed_flags(c, TrainConfig(), idle), ", "));
 }
 
-/// Whether matrices lie in buckets that span blocks (FullyShardOptions::layout).
+/// Returns whether matrices are in buckets that span blocks (FullyShardOptions::layout).
 bool has_buckets(const TrainConfig& c) {
   const bool splits_state = c.strategy == "optim" || c.strategy == "optim_grads" ||
                             (c.strategy == "no_shard" && c.outer == "optim" && c.replicas > 1);
@@ -48,7 +48,7 @@ struct Rules {
   const Given& given;
   std::vector<std::string>& problems;
 
-  /// Whether all of these are inside their own bounds.
+  /// Returns whether all of these are inside their own bounds.
   bool good(auto... names) const { return !(bad.contains(names) || ...); }
   template <class... Args>
   void refuse(fmt::format_string<Args...> format, Args&&... args) const {
@@ -167,7 +167,7 @@ void Rules::check_machine() const {
     refuse("--mpi-library-order: of MPI alone; give --comm mpi");
   if (c.comm != "nccl") {
     std::vector<std::string> idle;
-    // MPI's own ranks meet by it anyway.
+    // MPI's own ranks use it in any case.
     if (good("bootstrap") && c.bootstrap == "mpi" && c.comm != "mpi") idle.push_back("--bootstrap mpi");
     if (std::string nccl = idle_flags(c, bad, proto::NEEDS_NCCL); !nccl.empty())
       idle.push_back(std::move(nccl));

@@ -13,14 +13,14 @@
 
 namespace train_gpt {
 
-/// What was asked for, as against defaults and what a checkpoint brings.
+/// Settings that were given, as opposed to defaults and those of a checkpoint.
 struct Given {
   const sherd::GivenFlags& flags;                   // of the command line
   std::function<bool(std::string_view)> by_anyone;  // there, or in the config file
 };
 
 /// Appends a line for each rule that the settings break; `bad` names those that are outside their own bounds,
-/// of which nothing further is said.
+/// which are not checked further.
 void check_rules(const TrainConfig& config, const std::set<std::string_view>& bad, const Given& given,
                  std::vector<std::string>& problems);
 

@@ -11,8 +11,8 @@
 
 namespace train_gpt {
 
-/// "1,15,7" as numbers. @throws sherd::InvalidArgument naming --prompt-tokens for what is none, or outside of
-/// the vocabulary.
+/// Returns "1,15,7" as numbers. @throws sherd::InvalidArgument naming --prompt-tokens for parts that are not
+/// numbers, or outside of the vocabulary.
 std::vector<int32_t> parse_prompt_tokens(std::string_view list, int64_t vocab);
 
 /// Prints tokens as they are made: as text by --tokenizer or the tokenizer.json of --model's folder, else as
@@ -21,7 +21,7 @@ class ShownTokens {
  public:
   ShownTokens(const TrainConfig& config, std::function<void(const std::string&)> print);
   void add(int32_t token);
-  /// What is still held back.
+  /// Prints the text that is still held back.
   void finish();
 
  private:

@@ -65,7 +65,7 @@ Inherited inherit(TrainConfig& config, const std::function<bool(std::string_view
                       .flags = {},
                       .model = saved_model(saved)};
   const auto is_inherited = [&](std::string_view name) { return contains(inherited.names, name); };
-  // That run may have been started with another seed than it resumed with.
+  // The saved run may have been started with a seed other than the one it resumed with.
   if (is_inherited("seed")) config.seed = saved.training.seed;
   inherited.flags = changed_flags(config, TrainConfig(), is_inherited);
   return inherited;

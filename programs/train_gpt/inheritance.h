@@ -18,17 +18,17 @@ namespace train_gpt {
 /// and OF_RUN of settings.proto. With `weights_alone` (--resume-parts model) training is new: OF_MODEL alone.
 std::vector<std::string_view> inherited_settings(bool weights_alone);
 
-/// What a run took over.
+/// Settings that a run inherited.
 struct Inherited {
   std::vector<std::string_view> names;  // of all settings that came from the checkpoint
   std::vector<std::string> flags;       // those of them that differ from the defaults, with values
-  std::optional<SavedModel> model;      // what the checkpoint says of its run's --model, if it does
+  std::optional<SavedModel> model;      // the checkpoint's description of its run's --model, if any
 };
 
-/// Where --resume names a checkpoint that can be read: sets what it is to inherit and is not `given`, the
-/// seed as the checkpoint has it. What is given takes the place of settings that would contradict it: text
-/// that of token files, a model the beginning at random of another. Appends saved values that cannot be used
-/// to `problems`; why the checkpoint cannot be read to `unread`.
+/// Sets the inherited settings that are not `given`, from a readable checkpoint of --resume; the seed is the
+/// checkpoint's. A given setting replaces saved ones that contradict it: text replaces token files, and a
+/// model replaces --from-scratch of another model. Appends unusable saved values to `problems`, and the error
+/// of an unreadable checkpoint to `unread`.
 Inherited inherit(TrainConfig& config, const std::function<bool(std::string_view)>& given,
                   std::vector<std::string>& problems, std::string& unread);
 

@@ -25,7 +25,7 @@ struct OptionFlag {
   std::string flag;
 };
 
-/// The names that settings.proto says the library has for its fields.
+/// Returns the library's names of the fields in settings.proto.
 std::vector<OptionFlag> option_flags() {
   std::vector<OptionFlag> flags;
   for (const std::string_view name :

@@ -103,7 +103,7 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
   if (trainer.step() >= config.last_step()) out.say("nothing is left to train\n");
 }
 
-// What is asked for after the last step.
+// Returns the work requested after the last step.
 std::vector<std::string> what_follows(const TrainConfig& config) {
   std::vector<std::string> flags;
   if (!config.export_weights.empty()) flags.push_back("--export-weights");
@@ -113,7 +113,7 @@ std::vector<std::string> what_follows(const TrainConfig& config) {
   return flags;
 }
 
-// What a run that was asked to stop has kept, and what it left out.
+// Prints which outputs a stopped run has kept, and which it left out.
 void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::string& why,
                  const Output& out) {
   const std::vector<std::string> left_out = what_follows(config);
@@ -128,7 +128,7 @@ void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::s
   }
 }
 
-// --eval-only. @returns what is wrong with the end of it, in words; empty: nothing.
+// Runs --eval-only. @returns the error at its end; empty without one.
 std::string evaluate(Trainer& trainer, const TrainConfig& config, const sherd::TokenWindows& windows,
                      Output* out) {
   const Trainer::Evaluation evaluation = trainer.evaluate();
@@ -136,7 +136,7 @@ std::string evaluate(Trainer& trainer, const TrainConfig& config, const sherd::T
   if (!out) return "";
   out->begin(config, trainer.step());
   out->write_evaluation(trainer.step(), loss, evaluation.sets);
-  // Asked for by itself: --quiet does not mean it.
+  // --quiet does not apply: this output was requested by itself.
   const int64_t all = windows.held_out_count();
   int64_t read = 0;
   for (const auto& set : windows.evaluation_sets(evaluation_windows(config)))
@@ -151,7 +151,7 @@ std::string evaluate(Trainer& trainer, const TrainConfig& config, const sherd::T
   return wrong.empty() ? "" : fmt::format("evaluation ended, but {}", fmt::join(wrong, "; "));
 }
 
-// Of a --model.
+// Generates text with a --model.
 void generate(Trainer& trainer, const TrainConfig& config, Output* out) {
   const std::vector<int32_t> prompt = parse_prompt_tokens(config.prompt_tokens, vocabulary(config));
   if (!out) {
@@ -167,7 +167,7 @@ void generate(Trainer& trainer, const TrainConfig& config, Output* out) {
   if (!out->quiet) print("\n");
 }
 
-// As it is made, so that a reader need not wait for all of it.
+// Prints text as it is made, so that a reader need not wait for all of it.
 void sample(Trainer& trainer, const TrainConfig& config, Output* out) {
   if (!config.model.empty()) return generate(trainer, config, out);
   if (!out) {
@@ -204,7 +204,7 @@ void export_all(Trainer& trainer, const TrainConfig& config, Output* out, std::s
   }
 }
 
-// Everything that a rank does with its trainer. @returns as run_rank().
+// Runs the trainer of a rank. @returns as run_rank().
 std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
                 const sherd::TokenWindows* windows, sherd::TraceOutput& trace, Output* out,
                 std::string& doing, std::atomic<int>& code) {
@@ -259,8 +259,8 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
   return wrong;
 }
 
-// Everything a rank does; `doing` says what it is at. @returns as evaluate(); the same on every rank, but for what
-// rank 0 alone writes.
+// Runs a rank; `doing` names the current activity. @returns as evaluate(); the same on every rank, but for
+// what rank 0 alone writes.
 std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const StopSources& sources,
                      Output* out, std::string& doing, std::atomic<int>& code) {
   const TrainConfig& config = inputs.config;
@@ -308,7 +308,7 @@ constexpr const char* kLessMemory =
     "make --batch, --seq or --dim smaller, split the batch with --grad-accum, or shard more (--strategy "
     "zero3)";
 
-// The system's own words say neither what for, nor what to do.
+// The system's own message names neither the purpose nor a remedy.
 template <class Work>
 auto in_words(const std::string& doing, Work work) {
   try {
@@ -360,7 +360,7 @@ std::string run(const CommandLine& line, std::atomic<int>& code) {
     const std::string at_the_end = in_words(
         doing, [&] { return run_rank(rank, inputs, sources, output ? &*output : nullptr, doing, code); });
     const std::lock_guard lock(mutex);
-    if (output || wrong.empty()) wrong = at_the_end;  // rank 0 knows the most
+    if (output || wrong.empty()) wrong = at_the_end;  // rank 0 has the most information
   };
   in_words("starting the ranks", [&] {
     sherd::launch(static_cast<int>(config.ranks), launch, one_rank);

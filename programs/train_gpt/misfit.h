@@ -1,4 +1,4 @@
-// What a run's flags say about a checkpoint's model.
+// Comparison of a run's flags with a checkpoint's model.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace train_gpt {
 
-/// The flags that make the model and its optimizer, where the run that saved had others: "--heads 4 (here 2),
-/// --dim 64 (here 32)". `required` lists those alone that tensors' shapes do not show. Both empty where all
-/// agree or nothing is known.
+/// Flags of the model and its optimizer that differ from those of the saved run: "--heads 4 (here 2), --dim
+/// 64 (here 32)". `required` lists only those that tensors' shapes do not show. Both are empty if all agree
+/// or the saved flags are unknown.
 struct FlagDifferences {
   std::string all, required;
 };
@@ -21,8 +21,8 @@ FlagDifferences flag_differences(const sherd::TrainingState& saved, const TrainC
 /// of them, and how many more there are.
 std::string run_differences(const sherd::TrainingState& saved, const TrainConfig& config);
 
-/// As sherd::resume() asks for it. @throws sherd::InvalidArgument when the model would compute something else
-/// although every shape fits.
+/// Returns the differences for sherd::resume(). @throws sherd::InvalidArgument when the model would compute
+/// something else although every shape fits.
 std::string misfit(const sherd::TrainingState& saved, const TrainConfig& config);
 
 }  // namespace train_gpt

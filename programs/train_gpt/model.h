@@ -25,7 +25,7 @@ struct GptShape {
   static constexpr int64_t kVocab = 256;
 };
 
-/// The products that one token goes through, over all layers and the head.
+/// Returns the products of one token, over all layers and the head.
 sherd::TokenWork token_work(const GptShape& shape);
 
 /// x + proj(attention(qkv(norm1(x)))), then + mlp(norm2(.)), mlp(x) = out(gelu(fc(x))) or a mixture of
@@ -34,8 +34,8 @@ sherd::TokenWork token_work(const GptShape& shape);
 class Block : public sherd::nn::Module<Block> {
  public:
   Block(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep);
-  /// `balance` has the sequences of x; its scale is what the balancing loss is multiplied by:
-  /// d(objective)/d(loss of one row).
+  /// `balance` has the sequences of x; its scale is the factor of the balancing loss: d(objective)/d(loss of
+  /// one row).
   Var forward(const Var& x, const sherd::nn::LayerBalance& balance);
   /// Null in a dense model.
   MoeMlp* moe() { return moe_.get(); }

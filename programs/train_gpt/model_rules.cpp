@@ -20,7 +20,7 @@ void collect(std::vector<std::string>& problems, Check check) {
   }
 }
 
-/// The folder of adapters that --init-weights names fits the flags.
+/// Checks the folder of adapters in --init-weights against the flags.
 void check_adapters(const TrainConfig& c, const ModelSource& source, std::vector<std::string>& problems) {
   if (!begins_with_adapters(c)) return;
   collect(problems, [&] {
@@ -39,7 +39,8 @@ void check_adapters(const TrainConfig& c, const ModelSource& source, std::vector
                     c.init_weights, c.model));
 }
 
-/// As causal_model() demands, which says it of the library's options, and only once there are ranks.
+/// Checks the conditions of causal_model() before there are ranks, with flags instead of the library's
+/// options.
 void check_tensor_parallel(const TrainConfig& c, const ModelSource& source,
                            std::vector<std::string>& problems) {
   const sherd::nn::ModelDescription& d = source.config.description;

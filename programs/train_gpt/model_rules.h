@@ -1,4 +1,4 @@
-// Rules between --model and other flags, for which it must be known what the model is.
+// Rules between --model and other flags that depend on the model's description.
 #pragma once
 
 #include <string>

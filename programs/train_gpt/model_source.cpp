@@ -39,8 +39,8 @@ GptShape byte_shape(const TrainConfig& c) {
           .logit_maxima = c.qk_clip > 0 && c.trains()};
 }
 
-// What a folder holds besides weights, with the configuration that the run follows: for models that do not
-// have the folder's weights.
+// Returns the files of a folder besides weights, with the configuration that the run follows: for models
+// without the folder's weights.
 std::map<std::string, std::string> files_beside_weights(const ModelSource& source) {
   std::map<std::string, std::string> files;
   if (!source.folder.empty()) files = sherd::StoredFolder::files_beside_weights(source.folder);
@@ -124,7 +124,7 @@ void require_model(const std::string& model) {
       "save_pretrained() writes it");
 }
 
-// Where the weights that training begins with are stored; empty: they are random.
+// Returns the path of the weights that training begins with; empty: they are random.
 fs::path stored_weights(const TrainConfig& c) {
   if (!c.resumes_weights()) return first_weights(c);
   try {
@@ -203,9 +203,10 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
                                              const nn::ExpertParallel& ep) {
   if (c.model.empty()) return std::make_unique<Gpt>(byte_shape(c), tp, ep);
   const nn::ModelDescription d = description_of(c);
-  // So many rows of logits at once, but not so few that their products are slow. On a CPU: all rows of a microbatch up to 64 MiB in
-  // f32, since backward computes logits again where a chunk has fewer; else 16 MiB, which stay in the cache. A GPU reads all of
-  // the head's weights and gradients once for every product (128 rows: 3 times as slow a step).
+  // Number of rows of logits at once, large enough for fast products. On a CPU: all rows of a microbatch up
+  // to 64 MiB in f32, since backward computes logits again where a chunk has fewer; else 16 MiB, which stay
+  // in the cache. A GPU reads all of the head's weights and gradients once for every product (128 rows: 3
+  // times as slow a step).
   const bool gpu = sherd::parse_device_kind(c.device) == sherd::DeviceKind::cuda;
   const int64_t most = (int64_t{16} << (gpu ? 24 : 20)) * tp.size() / d.vocab, rows = c.microbatch() * c.seq;
   const int64_t chunk = gpu            ? std::clamp<int64_t>(most / 128 * 128, 128, 8192)
@@ -237,7 +238,7 @@ sherd::TokenWork token_work(const TrainConfig& c) {
   return {.weights = (d.layers + mtp) * attention + (mixtures + mtp) * mixture +
                      (d.layers - mixtures) * matrices * d.dim * d.hidden + mtp * 2 * d.dim * d.dim +
                      (1 + mtp) * d.dim * d.vocab,
-          // Of latent attention half of the products with keys and half of those with values.
+          // For latent attention: half of the products with keys and half of those with values.
           .attention_width = (d.layers + mtp - windows) * d.heads *
                              (l.kv_rank > 0 ? (d.head_dim + l.value) / 2 : d.head_dim),
           .window_width = windows * d.heads * d.head_dim,

@@ -21,9 +21,8 @@ namespace train_gpt {
 
 struct ModelSource {
   sherd::hf::ModelConfig config;
-  std::filesystem::path
-      folder;  // empty: a preset, which has no weights, or a folder that is not there any more
-  /// Of config.json: the folder's, or as transformers would write the preset's.
+  std::filesystem::path folder;  // empty: a preset, which has no weights, or a missing folder
+  /// Text of config.json: the folder's, or the preset's as transformers would write it.
   std::string text;
   /// `folder` holds another config.json than this one, which is a checkpoint's.
   bool folder_differs = false;
@@ -32,16 +31,16 @@ struct ModelSource {
 /// @throws sherd::InvalidArgument when `model` is neither, or its config.json cannot be followed;
 /// sherd::IoError.
 ModelSource model_source(const std::string& model);
-/// Of --model, which is given: as it was read before the run, or else as config.model_text describes it, where
-/// parse_config() has set that, or as it is now.
+/// Returns the source of --model, which is given: as read before the run, else as described by
+/// config.model_text if parse_config() has set that, else as it is now.
 ModelSource model_source(const TrainConfig& config);
 
-/// Whether `model` is neither there nor a published shape: a folder from which only the name is left.
+/// Returns whether `model` is neither an existing folder nor a published shape: a folder of which only the
+/// name is left.
 bool is_absent_folder(const std::string& model);
 
-/// All that a run needs of --model's folder besides weights to begin with, read before there are ranks: a run
-/// that trained for days does not find out at its end that the folder is not there any more, or never was of
-/// use.
+/// Files of --model's folder that a run needs besides its first weights, read before there are ranks. A
+/// missing or unusable folder is thus reported at the start, not after days of training.
 struct ModelFiles {
   ModelSource source;
   /// For --export-hf; none where nothing is exported, or rank 0 is in another process.
@@ -60,10 +59,10 @@ void take_sizes(TrainConfig& config, const ModelSource& source, bool balance_giv
 /// The model that build_model() builds of --model: as config.json describes it, with what settings of training decide.
 sherd::nn::ModelDescription description_of(const TrainConfig& config);
 
-/// Tokens that the model knows: bytes without --model.
+/// Returns the number of the model's tokens: 256 bytes without --model.
 int64_t vocabulary(const TrainConfig& config);
 
-/// --model's, or the byte model; parameters are only described.
+/// Builds --model's model, or the byte model; parameters are only described.
 std::unique_ptr<sherd::nn::CausalModel> build_model(const TrainConfig& config,
                                                     const sherd::nn::TensorParallel& tp,
                                                     const sherd::nn::ExpertParallel& ep);
@@ -71,18 +70,20 @@ std::unique_ptr<sherd::nn::CausalModel> build_model(const TrainConfig& config,
 using ModelBuilder = std::function<std::unique_ptr<sherd::nn::CausalModel>(
     const TrainConfig& config, const sherd::nn::TensorParallel& tp, const sherd::nn::ExpertParallel& ep)>;
 
-/// What a token of the model computes, for counting operations.
+/// Returns the products of one token of the model, for counting operations.
 sherd::TokenWork token_work(const TrainConfig& config);
 
-/// Whether --init-weights names a folder of adapters for --model, whose other weights are those of its folder.
+/// Returns whether --init-weights names a folder of adapters for --model, whose other weights are those of
+/// its folder.
 bool begins_with_adapters(const TrainConfig& config);
 
-/// Where first weights, but for adapters, come from: --init-weights or --model's folder; empty: they are random, or a
-/// checkpoint's.
+/// Returns the source of first weights, except adapters: --init-weights or --model's folder; empty: they are
+/// random, or a checkpoint's.
 std::filesystem::path first_weights(const TrainConfig& config);
 
-/// What a process reads of first_weights(), adapters and the config.json that it follows, for require_same_copies(). Formatting and
-/// order of keys do not count. @throws as import_weights() for what cannot be read.
+/// Returns the files that a process reads of first_weights(), adapters and the config.json that it follows,
+/// for require_same_copies(). Formatting and order of keys do not count. @throws as import_weights() for what
+/// cannot be read.
 std::vector<sherd::FileCopy> model_copies(const TrainConfig& config);
 
 /// Freezes the parameters that --freeze names; before fully_shard(). @throws sherd::InvalidArgument when it names none, or
@@ -93,12 +94,12 @@ void freeze_parameters(sherd::ModuleBase& model, const std::string& pattern);
 /// @returns LoadReport::notes, and in `ignored` the stored tensors that are not part of the model.
 sherd::LoadReport load_first_weights(sherd::nn::CausalModel& model, const TrainConfig& config);
 
-/// The adapters that the flags ask for; of rank 0 without.
+/// Returns the adapters of the flags; of rank 0 without any.
 sherd::nn::LoraOptions lora_options(const TrainConfig& config);
 
-/// As --export-hf says: like the folder that came in or, of a model that began at random, as transformers
-/// would write it, in the dtype that config.json says [f32]. Adapters become part of the weights, here and in the model.
-/// Collective. @returns as sherd::export_weights().
+/// Exports as --export-hf requests: like the imported folder or, for a model that began at random, as
+/// transformers would write it, in the dtype of config.json [f32]. Adapters become part of the weights, here
+/// and in the model. Collective. @returns as sherd::export_weights().
 bool export_folder(sherd::nn::CausalModel& model, const TrainConfig& config, bool rank_0);
 
 }  // namespace train_gpt

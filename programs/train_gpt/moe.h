@@ -1,4 +1,4 @@
-// A mixture of experts in the place of a block's MLP, with expert parallelism.
+// Mixture of experts that replaces a block's MLP, with expert parallelism.
 #pragma once
 
 #include <memory>
@@ -33,12 +33,12 @@ class Experts : public sherd::nn::Module<Experts> {
 };
 
 /// Every row's top_k experts by a learned router, weighted by its gates. No row is dropped. Each forward
-/// makes the host wait for the compute stream once, for the numbers of rows that the experts get: they are
-/// the sizes of what follows. Under a balancing loss every forward in training sums them over all ranks.
+/// makes the host wait for the compute stream once, for the numbers of rows of the experts, which are the
+/// sizes of later operations. Under a balancing loss every forward in training sums them over all ranks.
 class MoeMlp : public sherd::nn::Module<MoeMlp> {
  public:
   MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape, const ExpertParallel& parallel);
-  /// To be wrapped before the block, on the expert mesh.
+  /// Returns the experts, to be wrapped before the block, on the expert mesh.
   Experts& experts() { return experts_; }
   /// x [rows, dim]. `balance.scale` is d(objective)/d(loss of one row), applied to the balancing loss.
   sherd::nn::Var forward(const sherd::nn::Var& x, const sherd::nn::LayerBalance& balance);

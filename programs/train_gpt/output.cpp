@@ -22,7 +22,7 @@ void warn(const std::string& line) { sherd::print_error("train_gpt", with_flags(
 Output::Output(const CommandLine& line, const sherd::ProcessMemory& at_start)
     : quiet(line.config.quiet), inherited(line.inherited), notes(line.notes), start(at_start) {
   const TrainConfig& config = line.config;
-  // A run that trains nothing adds to what another wrote.
+  // A run without training appends to the output of another.
   const bool go_on = !config.resume.empty() || !config.trains();
   if (!config.metrics.empty()) metrics.emplace(config.metrics, config_text(config), go_on);
 }

@@ -20,14 +20,14 @@
 
 namespace train_gpt {
 
-/// What does not get through ends no training: sherd::finish_stdout() has the last word. Flushed, so that it
-/// is there at once, on a pipe, too.
+/// Prints `text` and flushes it, so that a pipe receives it at once. A failed write does not end training;
+/// sherd::finish_stdout() reports it.
 void print(const std::string& text);
 
-/// A line on stderr, with this program's flags in the place of the library's options.
+/// Prints a line on stderr, with this program's flags instead of the library's options.
 void warn(const std::string& line);
 
-/// The other ranks, be they threads or processes, have none.
+/// Outputs of rank 0; other ranks, threads or processes, have none.
 struct Output {
   /// Opens --metrics. @throws sherd::IoError.
   Output(const CommandLine& line, const sherd::ProcessMemory& at_start);
@@ -37,7 +37,7 @@ struct Output {
   /// which may have room again, ends training only where that is asked for. @throws sherd::IoError then.
   void write_step(sherd::StepResult& result, const TrainConfig& config);
   void write_evaluation(int64_t step, double loss, const sherd::SetLosses& sets);
-  /// Tries again what could not be written. @returns what is missing; empty: nothing.
+  /// Retries failed writes. @returns the missing outputs; empty: none.
   std::vector<std::string> finish();
 
   template <class... Args>

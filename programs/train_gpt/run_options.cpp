@@ -66,7 +66,7 @@ sherd::Existing existing_export(const TrainConfig& config) {
   try {
     const int64_t step = sherd::saved_training(config.resume).training.step;
     return step >= config.last_step() ? Existing::accept_equal : Existing::refuse;
-  } catch (const sherd::Error&) {  // loading it says what is wrong
+  } catch (const sherd::Error&) {  // loading it throws the reason
     return Existing::refuse;
   }
 }

@@ -17,19 +17,19 @@ sherd::Schedule schedule_of(const TrainConfig& config);
 /// --save, --resume, --resume-parts, --overwrite.
 sherd::SaveFolder save_folder(const TrainConfig& config);
 
-/// Those and --save-every, --keep, --async-save, --save-failure.
+/// Options of save_folder() and --save-every, --keep, --async-save, --save-failure.
 sherd::SavingOptions saving_options(const TrainConfig& config);
 
 /// --trace, --timeline, --trace-steps.
 sherd::TraceOptions trace_options(const TrainConfig& config);
 
-/// What a folder of --export-weights or --export-hf that is not empty means. Of a run that can lose nothing it may be the
-/// export itself, of an earlier start: one that trains no further step, or is a restart of `sherd run` in its own --save. Others are refused
-/// before they train.
+/// Returns how an export treats a non-empty folder of --export-weights or --export-hf. The folder may be the
+/// export of an earlier start if the run can lose nothing: it trains no further step, or is a restart of
+/// `sherd run` in its own --save. Other runs are refused before they train.
 sherd::Existing existing_export(const TrainConfig& config);
 
-/// Whether this process has rank 0, which alone writes all outputs but --save, as far as the environment
-/// tells before the job is joined: true where it does not.
+/// Returns whether this process has rank 0, which alone writes all outputs but --save. Read from the
+/// environment, before the job is joined; true if the environment does not show it.
 bool rank_0_is_here(const TrainConfig& config, const sherd::EnvironmentLookup& get = {});
 
 /// Checks --save, in the process of rank 0 also --metrics, --log-dir, --loss-svg, --trace, --timeline,

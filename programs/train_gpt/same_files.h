@@ -11,12 +11,12 @@
 
 namespace train_gpt {
 
-/// What a process reads before it has a world.
+/// Files that a process reads before it has a world.
 struct RunInputs {
   TrainConfig config;
   /// Null where nothing is trained or evaluated.
   std::shared_ptr<const sherd::TokenWindows> windows;
-  /// What reading failed with. One process of a job keeps it until it can tell the others.
+  /// Error of the reading. A process of a job keeps it until it can report it to the others.
   std::exception_ptr failure;
 };
 

@@ -1,4 +1,4 @@
-// Whether the processes of a job were given the same flags.
+// Comparison of the flags that the processes of a job were given.
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@ namespace train_gpt {
 void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config,
                       const std::function<void()>& check_files = {});
 
-/// What rank 0 passes for `mine`: for what all ranks do together because rank 0 alone writes a file, whose
-/// flag the others need not be given. Collective; `mine` where all ranks are one process.
+/// Returns rank 0's `mine`, for collective work for a file that rank 0 alone writes: the other ranks may lack
+/// its flag. Collective; `mine` where all ranks are one process.
 bool as_rank_0_says(const sherd::RankContext& rank, const TrainConfig& config, bool mine);
 
 }  // namespace train_gpt

@@ -10,12 +10,12 @@ namespace train_gpt {
 /// shown as \xNN, line breaks are kept.
 std::string format_sample(std::string_view text);
 
-/// What format_sample() puts before the text, and what it makes of each byte of it: text that is printed as it is made
-/// is the heading, its bytes, and a line break.
+/// Returns format_sample()'s heading, resp. its form of a byte. Text that is printed as it is made is the
+/// heading, its bytes, and a line break.
 std::string sample_heading();
 std::string shown_byte(char byte);
 
-/// Whole characters of UTF-8 as they are printed: as they are, but for control characters, which drive a
+/// Returns whole characters of UTF-8 for printing: unchanged except for control characters, which drive a
 /// terminal: those of ASCII are shown as shown_byte() does, those of U+0080 to U+009F as both of their bytes.
 std::string shown_text(std::string_view utf8);
 

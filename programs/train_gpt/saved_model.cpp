@@ -26,7 +26,7 @@ sherd::hf::ModelConfig described(const SavedModel& saved) {
   return sherd::hf::parse_model_config(saved.text, saved.source);
 }
 
-/// Where nothing else can be followed.
+/// Requires a description in the checkpoint, where no folder can be followed.
 void require_described(const SavedModel& saved) {
   try {
     described(saved);
@@ -35,15 +35,15 @@ void require_described(const SavedModel& saved) {
   }
 }
 
-/// What training follows of a config.json, by key.
+/// Returns the parts of a config.json that training follows, by key.
 nlohmann::json followed(const sherd::hf::ModelConfig& config) {
   auto keys = nlohmann::json::parse(sherd::hf::model_config_text(config.description, sherd::DType::f32));
   if (routes_in_groups(config.description)) keys["num_nextn_predict_layers"] = config.mtp_layers;
   return keys;
 }
 
-/// "rope_theta" 10000.0 (in the checkpoint 500000.0); a few of them. Empty: the same model. Of a checkpoint's
-/// text that cannot be followed, why.
+/// "rope_theta" 10000.0 (in the checkpoint 500000.0); a few of them. Empty: the same model. For a
+/// checkpoint's text that cannot be followed, the reason.
 std::string differences(const ModelSource& here, const SavedModel& saved) {
   constexpr size_t kShown = 3;
   nlohmann::json a, b;
@@ -79,7 +79,7 @@ std::optional<SavedModel> saved_model(const sherd::SavedTraining& saved) {
   const auto text = saved.training.info.find("model");
   if (text == saved.training.info.end()) return std::nullopt;
   TrainConfig its;
-  std::vector<std::string> problems;  // told of where the setting is inherited
+  std::vector<std::string> problems;  // reported where the setting is inherited
   constexpr std::string_view kModel[] = {"model"};
   take_saved_settings(saved, fields_of(its), kModel, problems);
   return SavedModel{its.model, text->second, fmt::format("{}, its model", saved.checkpoint.string())};

@@ -12,22 +12,23 @@
 
 namespace train_gpt {
 
-/// Longer ones, without blanks, are not put into checkpoints, nor read from them. Published ones have 1 to 3
-/// KiB.
+/// Maximum length without blanks; longer texts are neither put into checkpoints nor read from them. Published
+/// ones have 1 to 3 KiB.
 constexpr size_t kMostModelText = size_t{64} << 10;
 
 /// c.model_text as a checkpoint holds it, in its info "model": on one line. Empty: without such a text, or it
 /// is too long.
 std::string text_for_checkpoints(const TrainConfig& c);
 
-/// What a checkpoint says of its run's --model.
+/// Description of a run's --model in its checkpoint.
 struct SavedModel {
   std::string name;    // as --model named it
   std::string text;    // of config.json: info "model"
   std::string source;  // for messages: the checkpoint
 };
 
-/// Nothing of a run without --model, or of one that was saved before checkpoints held it.
+/// Returns the description; none for a run without --model, or for one that was saved before checkpoints held
+/// it.
 std::optional<SavedModel> saved_model(const sherd::SavedTraining& saved);
 
 /// Sets c.model_text and c.model_from to the config.json that the run follows. That is --model's, with one

@@ -31,7 +31,7 @@ std::vector<std::string_view> settings_where(Wanted wanted) {
   return names;
 }
 
-/// Whether the setting has no effect unless the run does this.
+/// Returns whether the setting has no effect unless the run does this.
 bool needs(const proto::Setting& setting, proto::Need need);
 
 /// Returns the flags, with values, of the settings that differ from `standard` and that `wanted` accepts by name.
@@ -42,7 +42,7 @@ std::vector<std::string> changed_flags(Settings settings, Settings standard,
 std::string given_flags(const sherd::GivenFlags& given,
                         const std::function<bool(const proto::Setting&)>& wanted);
 
-/// Whether the setting describes what is trained and how: data, sharding, model, training, Muon.
+/// Returns whether the setting describes the training: data, sharding, model, training, Muon.
 bool describes_training(const proto::Setting& setting);
 
 }  // namespace train_gpt

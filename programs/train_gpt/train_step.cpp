@@ -1,4 +1,4 @@
-// One step: issued as a whole, waited for later.
+// One training step: queued without waiting, collected later.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -29,7 +29,7 @@ void warn_formatted(fmt::format_string<Args...> format, Args&&... args) {
   print_error("train_gpt", fmt::format(format, std::forward<Args>(args)...));
 }
 
-// When the device got here.
+// Returns the time at which the device reaches this point.
 std::shared_ptr<Clock::time_point> stamp(Stream& stream) {
   auto at = std::make_shared<Clock::time_point>();
   stream.submit("timestamp",
@@ -37,16 +37,17 @@ std::shared_ptr<Clock::time_point> stamp(Stream& stream) {
   return at;
 }
 
-// What `on_device` will hold, in host memory.
+// Returns host memory that receives the content of `on_device`.
 Tensor copy_behind(Stream& stream, const Tensor& on_device) {
   Tensor host = Tensor::host(stream.device(), on_device.shape(), on_device.dtype(), "metrics");
   ops::copy(stream, host, on_device);
   return host;
 }
 
-// The one all-reduce of a step that spans all ranks under every strategy takes the largest of four words: live bytes
-// on any rank until the device gets here (kernels take scratch memory when they run); the digest of what the ranks'
-// collectives have served and its complement, which gives the smallest; and who wishes to stop, asked as late as that.
+// The one all-reduce of a step that spans all ranks under every strategy takes the largest of four words:
+// live bytes on any rank until the device gets here (kernels take scratch memory when they run); the digest
+// of what the ranks' collectives have served and its complement, which gives the smallest; and the wish of a
+// rank to stop, read as late as that.
 enum Word : size_t { kPeakBytes, kServed, kNotServed, kStop, kWords };
 Tensor reduced_words(Stream& stream, Communicator& world, uint64_t served,
                      const std::shared_ptr<StopAgreement>& stop) {
@@ -95,7 +96,7 @@ PendingStep Trainer::issue_step() {
   Device& device = *rank_.device;
   Stream& s = device.compute();
   const CommCounts before = rank_.world->counts();
-  if (!updated_ && arrivals_.empty()) arrivals_ = rank_.world->arrivals();  // what came before training
+  if (!updated_ && arrivals_.empty()) arrivals_ = rank_.world->arrivals();  // arrivals before training
   const int64_t waits = device.host_syncs(std::this_thread::get_id());
   ShardRuntime& runtime = runtime_of(model_);
   const int64_t micro = config_.microbatch();
@@ -130,7 +131,7 @@ PendingStep Trainer::issue_step() {
     tape_.backward(loss.objective);
   }
   p.stats = clip_grad_norm(model_, config_.grad_clip, {.in_update = true});
-  // Before the update, which a loss that is not finite on any rank is to leave out.
+  // Before the update, which a non-finite loss on any rank skips.
   data_->all_reduce(s, loss_sum);
   if (config_.skip_non_finite) skip_unless_finite(model_, loss_sum.flat(0, 1));
   p.reduced = stamp(s);

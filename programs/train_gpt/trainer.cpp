@@ -42,7 +42,7 @@ std::shared_ptr<Communicator> data_ranks(const DeviceMesh& mesh) {
   return mesh.flatten({"shard"});
 }
 
-// All data-parallel ranks, replicas and shards alike: ranks of equal "expert" coordinate hold the same
+// All data-parallel ranks, both replicas and shards: ranks of equal "expert" coordinate hold the same
 // experts.
 std::optional<DeviceMesh> make_expert_mesh(RankContext& rank, const TrainConfig& c) {
   if (c.experts == 0) return std::nullopt;
@@ -66,7 +66,7 @@ FullyShardOptions shard_options(const TrainConfig& c) {
 }
 
 // Experts reduce over the ranks that hold them, and average over all whose tokens they see. Whatever
-// --replicas says, they are sharded over all ranks that hold them: their mesh knows no replicas. Where only
+// --replicas says, they are sharded over all ranks that hold them: their mesh has no replicas. Where only
 // --outer shards optimizer state, that alone is sharded.
 FullyShardOptions expert_options(FullyShardOptions o, const TrainConfig& c) {
   if (o.strategy == Strategy::no_shard && o.outer == Outer::optim && c.replicas > 1)
@@ -77,7 +77,7 @@ FullyShardOptions expert_options(FullyShardOptions o, const TrainConfig& c) {
   return o;
 }
 
-// Of the buffers of these groups together, in percent.
+// Returns the padding of the buffers of these groups together, in percent.
 double padding_of(const std::vector<const GroupPlan*>& groups) {
   int64_t padding = 0, all = 0;
   for (const GroupPlan* g : groups) {

@@ -48,7 +48,7 @@ struct PendingStep {
   sherd::Event done;
 };
 
-/// Which of the run's sequences a step took, from 0.
+/// Sequences of the run that a step used, counted from 0.
 struct SequenceRange {
   int64_t first = 0, count = 0;
 };
@@ -68,7 +68,7 @@ class Trainer {
   /// Muon's and SOAP's plans (--explain-plan).
   std::string explain_plan() const;
 
-  /// What a token computes in training, and by formula how much that is.
+  /// Returns the products of one token in training, for counting operations by formula.
   sherd::TokenWork work() const;
   double flops_per_token() const;
   /// Elements of all parameters, tied ones once; of trained ones; of those that a token meets: of experts top_k.
@@ -90,11 +90,11 @@ class Trainer {
   PendingStep issue_step();
   /// Waits for the step and returns what it did. In the order of issue.
   sherd::StepResult collect(PendingStep step);
-  /// Whether the next step can be the last that --max-skipped-steps allows: it is to be collected before
-  /// another is issued. The same on all ranks.
+  /// Returns whether the next step can be the last that --max-skipped-steps allows: it must be collected
+  /// before another is issued. The same on all ranks.
   bool next_skip_is_the_last() const { return skips_.next_is_the_last(); }
-  /// Why no step may follow those collected: they were skipped, and are as many in a row as
-  /// --max-skipped-steps allows; empty while they are not. The same on all ranks.
+  /// Returns the reason why no further step is allowed: --max-skipped-steps consecutive steps were skipped;
+  /// empty before that. The same on all ranks.
   std::string too_many_skipped() const { return skips_.reached(); }
   /// Both: trains the next step.
   sherd::StepResult train_step() { return collect(issue_step()); }
@@ -109,9 +109,9 @@ class Trainer {
   Verified verify_step();
   /// Compares weights, optimizer states and buffers that several ranks hold, between steps. Collective.
   sherd::ReplicaCheck check_replicas();
-  /// Of the step collected last.
+  /// Returns the sequences of the step collected last.
   SequenceRange collected_sequences() const { return {collected_sequences_, config_.batch}; }
-  /// Whether every weight is, on all ranks. Collective.
+  /// Returns whether every weight on all ranks is finite. Collective.
   bool weights_are_finite();
   struct Evaluation {
     double loss = 0;          // mean over tokens; of sets the mean by their weights
@@ -124,28 +124,29 @@ class Trainer {
   /// `count` bytes after `prompt`, which is not empty, drawn as --temperature and --top-p say by a generator seeded
   /// with --seed. Equal on all ranks; `made` is given each byte as soon as it is drawn. @returns all, prompt included.
   std::string sample(const std::string& prompt, int64_t count, const std::function<void(char)>& made = {});
-  /// Of a --model: the prompt, not empty, and `count` tokens behind it, each from keys and values that are kept;
-  /// `made` is called for each. Equal on all ranks.
+  /// Returns the prompt, not empty, and `count` tokens behind it, by a --model with a cache of keys and
+  /// values; `made` is called for each. Equal on all ranks.
   std::vector<int32_t> generate(std::vector<int32_t> prompt, int64_t count,
                                 const std::function<void(int32_t)>& made = {});
-  /// As --export-weights and --export-dtype say. Collective. @returns as sherd::export_weights().
+  /// Exports weights as --export-weights and --export-dtype request. Collective. @returns as
+  /// sherd::export_weights().
   bool export_weights();
-  /// As --export-adapter says. Collective. @returns as sherd::export_weights().
+  /// Exports adapters as --export-adapter requests. Collective. @returns as sherd::export_weights().
   bool export_adapters();
-  /// As --export-hf says. Collective. @returns as sherd::export_weights().
+  /// Exports a folder as --export-hf requests. Collective. @returns as sherd::export_weights().
   bool export_folder();
   /// Tensors of the first weights' files that are not the model's, by name.
   const std::vector<std::string>& ignored_tensors() const { return first_weights_.ignored; }
   /// Lines on what else of those files is not read or not followed.
   const std::vector<std::string>& weights_notes() const { return first_weights_.notes; }
-  /// What a checkpoint of this moment holds besides tensors.
+  /// Returns the training state that a checkpoint would hold now besides tensors.
   sherd::TrainingState training_state() const;
   /// For checkpoints of this run; the trainer outlives it.
   sherd::SavedRun saved_run();
   const std::shared_ptr<sherd::Communicator>& world() const { return rank_.world; }
-  /// Of every rank, in rank order; collective.
+  /// Returns the memory of every rank, in rank order; collective.
   std::vector<sherd::RankMemory> memory() { return sherd::rank_memory(*rank_.world); }
-  /// What one rank would hold under no_shard: parameters, gradients, optimizer states.
+  /// Returns the memory of one rank under no_shard: parameters, gradients, optimizer states.
   sherd::RankMemory replicated_memory();
 
  private:
@@ -155,7 +156,8 @@ class Trainer {
     sherd::nn::NextTokens next;      // tokens and targets alone, with --mtp-weight
   };
   Batch load(const std::vector<int64_t>& windows);
-  /// Of the next step, on all ranks and in all microbatches: the same figures on every rank, without a collective.
+  /// Rows of the next step, on all ranks and in all microbatches: the same figures on every rank, without a
+  /// collective.
   struct StepRows {
     int64_t learned = 0;  // targets that are learned
     int64_t places = 0;   // places that are not padding
@@ -173,7 +175,7 @@ class Trainer {
   /// whole the first few.
   void warn_about_skipped_updates(const PendingStep& step, bool whole_step);
 
-  /// Brings the step's new weights to where they rest, and counts it to the coming step.
+  /// Copies the step's new weights to the stored weights, and counts the time to the next step.
   void sync_parameters();
 
   sherd::RankContext& rank_;

@@ -75,7 +75,7 @@ class Loop {
       wall_->step_took(seconds_since(begin) - waited_.value_or(0) / 1e3);
     }
     if (out_) out_->seconds = progress_.seconds() - out_->evaluation_seconds - out_->saving_seconds;
-    // What came after the last step had asked, while it was evaluated or saved.
+    // Requests that arrived after the last step's agreement, during its evaluation or save.
     if (!stop_->stops()) stop_->hear(largest(stop_->want()));
     // Guards other than that against skipped steps let a restart resume from an earlier checkpoint.
     const bool for_good = ended == trainer_.too_many_skipped() && unsound_.empty() &&
@@ -175,7 +175,7 @@ class Loop {
     return left;
   }
 
-  // Of all ranks. Collective.
+  // Returns the largest value of all ranks. Collective.
   int64_t largest(int64_t value) {
     sherd::Communicator& world = *trainer_.world();
     sherd::Stream& s = world.device().compute();

@@ -13,22 +13,22 @@
 
 namespace train_gpt {
 
-/// What asks a run to stop before its last step.
+/// Sources of requests to stop a run before its last step.
 struct StopSources {
   /// The process's signals; null: none are taken.
   sherd::StopRequest* signals = nullptr;
-  /// What --max-wall counts from.
+  /// Start of --max-wall.
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
 };
 
-/// How training ended; the same on every rank, but for what rank 0 alone writes.
+/// End of training; the same on every rank, except for outputs of rank 0 alone.
 struct TrainingEnd {
-  /// What is wrong with the end of it, in words; empty: nothing.
+  /// Error at the end; empty without one.
   std::string wrong;
   /// Why it was asked to stop, in words: a signal, --max-wall, which may have come as late as while the last
   /// checkpoint was saved. Empty: it was not.
   std::string stopped;
-  /// Whether the checkpoint of the last step that was trained is there.
+  /// True if the checkpoint of the last trained step exists.
   bool saved = false;
   /// Its last checkpoint is missing, since it could not be written.
   bool unsaved = false;

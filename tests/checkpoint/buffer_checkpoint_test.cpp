@@ -112,7 +112,7 @@ TEST(BufferCheckpoints, OldCheckpointsSayWhatTheyLackOrAreTakenOnRequest) {
   });
 }
 
-TEST(BufferCheckpoints, TensorsThatNobodyWantsAreNamedOrLeftOutOnRequest) {
+TEST(BufferCheckpoints, UnusedTensorsAreNamedOrLeftOutOnRequest) {
   const TemporaryFolder folder;
   const auto path = save(folder / "run", 2, nullptr);
   launch(2, [&](RankContext& r) {

@@ -103,7 +103,7 @@ std::string latest(const fs::path& folder) {
   return name.substr(0, name.size() - 1);
 }
 
-TEST(CheckpointNames, AreToldApart) {
+TEST(CheckpointNames, AreDistinguished) {
   EXPECT_EQ(checkpoint_name(0), "step_00000000");
   EXPECT_EQ(checkpoint_name(100), "step_00000100");
   EXPECT_EQ(checkpoint_name(12345678901), "step_12345678901");
@@ -158,7 +158,7 @@ TEST(CheckpointFolder, CommitsWhereATornCheckpointHasTheName) {
   EXPECT_THAT(temporaries(path.path()), IsEmpty());
 }
 
-TEST(CheckpointFolder, WhatIsNoCheckpointIsNotReplaced) {
+TEST(CheckpointFolder, OtherFoldersAreNotReplaced) {
   const TemporaryFolder path;
   FileSystem& files = FileSystem::posix();
   path.write("step_00000020", "a file");
@@ -563,7 +563,7 @@ TEST_P(CheckpointFolderFaults, ErrorAtEveryCallIsReportedAndHarmless) {
   }
 }
 
-TEST_P(CheckpointFolderFaults, FolderGoesOnAfterAFailedSave) {
+TEST_P(CheckpointFolderFaults, FolderIsUsableAfterAFailedSave) {
   const size_t calls = Scene(GetParam()).calls_of_a_run();
   for (size_t at = 0; at < calls; ++at) {
     Scene scene(GetParam());

@@ -195,7 +195,7 @@ TEST(CheckpointReader, NoByteOfADamagedBlockIsUsed) {
   EXPECT_EQ(read(reader, "w", {last}), tensor.bytes(last));
 }
 
-/// What reading, and checking, says after `spoil` has done something to file f1 of two.
+/// Expects an error of reading, and of checking, after `spoil` has changed file f1 of two.
 void expect_refusal(const std::function<void(const std::string& path)>& spoil, const std::string& why) {
   const TemporaryFolder folder;
   const Shape shape = {4, 2};
@@ -226,7 +226,7 @@ TEST(CheckpointReader, TornManifestIsRefused) {
               HasSubstr("manifest.binpb"));
 }
 
-TEST(CheckpointReader, WhatIsNoCheckpointIsRefused) {
+TEST(CheckpointReader, OtherFilesAreRefused) {
   const TemporaryFolder folder;
   EXPECT_THROW((void)CheckpointReader::open(folder.path() / "missing"), IoError);
   EXPECT_THROW((void)CheckpointReader::open("/dev/null"), IoError);

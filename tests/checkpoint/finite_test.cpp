@@ -49,7 +49,7 @@ TEST(NotFinite, IsCountedInEveryFloatTypeAndTheFirstIsNamed) {
   EXPECT_EQ(count<int32_t>({1, 2}), (NotFinite{0, 0}));
 }
 
-TEST(NotFinite, CountsGoOnFromWhatIsThere) {
+TEST(NotFinite, CountsContinueFromEarlierOnes) {
   NotFinite found{2, 5};
   count_not_finite(DType::f32, &kNan, 1, 9, found);
   EXPECT_EQ(found, (NotFinite{3, 5}));

@@ -46,7 +46,7 @@ std::string bytes_of(const std::vector<float>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
 }
 
-/// What two ranks save, by the code that saves.
+/// Checkpoint of two ranks, by the code that saves.
 struct Saved {
   std::shared_ptr<Device> device = make_cpu_device();
   Manifest manifest;

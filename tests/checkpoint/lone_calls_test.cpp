@@ -18,7 +18,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What is written to stderr while rank 0 alone calls `call`, and what that fails with.
+// Returns stderr while rank 0 alone calls `call`, and the error of the call.
 std::pair<std::string, std::string> alone(const std::function<void(ToyModel&, RankContext&)>& call) {
   std::promise<std::string> failed;
   std::shared_future<std::string> failure = failed.get_future();

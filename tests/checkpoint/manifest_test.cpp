@@ -35,10 +35,10 @@ Manifest small() {
   return m;
 }
 
-/// As bytes: equal manifests have equal ones.
+/// Compares bytes: equal manifests have equal bytes.
 void expect_equal(const Manifest& a, const Manifest& b) { EXPECT_EQ(encode_manifest(a), encode_manifest(b)); }
 
-/// What decode_manifest says about small() after a change, checksums being right.
+/// Returns decode_manifest's error for small() after a change, with correct checksums.
 std::string refusal(const std::function<void(Manifest&)>& change) {
   Manifest m = small();
   change(m);

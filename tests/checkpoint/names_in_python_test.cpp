@@ -143,7 +143,7 @@ TEST(NamesInPython, OneNameOfATiedTensorIsEnoughAndTwoHaveToAgree) {
     if (!equal) all.back().bytes[33] ^= 1;
     return all;
   };
-  // As earlier versions saved: [1] instead of a scalar, one name.
+  // Saved as by earlier versions: [1] instead of a scalar, one name.
   auto old = tensors({"tok.weight"});
   old.back().tied = {"head.weight"};
   const fs::path paths[] = {make_checkpoint(folder / "old", 2, old),

@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-/// What every rank threw, if all threw the same; "" where none threw. `odd`: RanksDiffer::ranks().
+/// Returns the error of every rank, if all threw the same; "" if none threw. `odd`: RanksDiffer::ranks().
 std::string said_by_all(int ranks, const std::function<void(RankContext&)>& body,
                         std::vector<int>* odd = nullptr) {
   std::mutex mutex;
@@ -146,7 +146,7 @@ TEST(SameCopies, AFileThatOneRankCannotReadIsNamedOnAll) {
   fs::remove_all(folder / "1");
   EXPECT_THAT(imported(folder, 3, Strategy::no_shard),
               AllOf(HasSubstr("rank 1: "), HasSubstr("it is missing")));
-  // Where no rank has it, no rank is to blame.
+  // If no rank has it, no rank is named.
   fs::remove_all(folder / "0");
   fs::remove_all(folder / "2");
   const std::string missing = message_of<IoError>([&] {

@@ -124,7 +124,7 @@ TEST(SaveLock, TextComesBackAndTornTextHarmsNothing) {
                     HasSubstr("since 2026-11-23T08:15:00Z"), HasSubstr("'train_gpt --save out'")));
 }
 
-TEST(SaveLock, EachHolderIsOneAttemptFurtherAndTheSecondIsToldOfTheFirst) {
+TEST(SaveLock, EachHolderIsOneAttemptFurtherAndTheSecondReceivesTheFirst) {
   const TemporaryFolder path;
   FileSystem& files = FileSystem::posix();
   for (uint64_t attempt = 1; attempt <= 3; ++attempt) {
@@ -143,7 +143,7 @@ TEST(SaveLock, EachHolderIsOneAttemptFurtherAndTheSecondIsToldOfTheFirst) {
   EXPECT_THAT(lock_of(path).command, HasSubstr("test"));
 }
 
-TEST(SaveLock, OfAProcessThatIsDeadIsTakenSilentlyOfOneThatIsStoppedNot) {
+TEST(SaveLock, OfAnEndedProcessIsTakenSilentlyOfASuspendedOneNot) {
   const TemporaryFolder path;
   FileSystem& files = FileSystem::posix();
   int ready[2];
@@ -171,7 +171,7 @@ TEST(SaveLock, OfAProcessThatIsDeadIsTakenSilentlyOfOneThatIsStoppedNot) {
   EXPECT_EQ(CheckpointFolder(path.path(), files).attempt(), 2u);
 }
 
-TEST(SaveLock, OnlyALaterStartOfTheSameRunTakesItFromALiveHolder) {
+TEST(SaveLock, OnlyALaterStartOfTheSameRunTakesItFromARunningHolder) {
   const TemporaryFolder path;
   FileSystem& files = FileSystem::posix();
   CheckpointFolder second(path.path(), files, holder(2, "run-a", 2));
@@ -226,7 +226,7 @@ TEST(SaveLock, AHolderStoppedRightBeforeARenameFindsNothingToRename) {
       EXPECT_THROW(save(old, files, step), Error);
       ASSERT_TRUE(now);
       EXPECT_EQ(read_bytes(path / "latest"), "step_00000025\n") << step << at;
-      // What was committed before the folder changed hands stays; nothing comes after.
+      // Checkpoints committed before the folder changed hands stay; no further one appears.
       const std::vector<std::string> expected =
           at == "latest" && step == 30
               ? std::vector<std::string>{"step_00000025", "step_00000030", "step_00000020", "step_00000010"}
@@ -346,7 +346,7 @@ TEST(SaveLock, OnAFileSystemOfSeveralHostsAnotherHostsHolderIsBelieved) {
       << "a host's own disk, on which a container with another name has gone on";
 }
 
-/// What this process would be with these variables in its environment, on another host.
+/// Returns the holder of this process with these variables in its environment, on another host.
 LockHolder in_job(const std::string& host,
                   const std::vector<std::pair<const char*, const char*>>& variables) {
   for (const auto& [name, value] : variables) ::setenv(name, value, 1);

@@ -46,7 +46,7 @@ const std::vector<Whole>& wholes() {
   return all;
 }
 
-/// What a save of that version holds.
+/// Returns the content of a save of that version.
 std::vector<char> values(const Whole& whole, uint64_t version) {
   std::vector<char> v(static_cast<size_t>(numel_of(whole.shape)));
   const auto salt = static_cast<uint32_t>(version * 7919 + whole.name.size());
@@ -68,7 +68,8 @@ std::vector<LocalTensor> pieces_of(RankContext& rank, uint64_t version) {
   return pieces;
 }
 
-/// Whether a checkpoint is that version of the tensors, by verification and by reading all of it back.
+/// Returns whether a checkpoint is that version of the tensors, by verification and by reading all of it
+/// back.
 bool is_sound(const fs::path& checkpoint) {
   if (!verify_checkpoint(checkpoint).empty()) return false;
   CheckpointReader reader = CheckpointReader::open(checkpoint);
@@ -100,7 +101,7 @@ Versions versions_in(const fs::path& folder) {
 std::vector<std::string> save(const fs::path& folder, FileSystem& files, int64_t step, uint64_t version,
                               bool async = false, std::string* warning = nullptr) {
   std::vector<std::string> thrown(kRanks);
-  // As a run that resumes the newest one.
+  // Resumes the newest one, as a run does.
   std::vector<CommittedCheckpoint> earlier;
   if (fs::exists(folder)) earlier = list_checkpoints(folder, FileSystem::posix());
   const fs::path newest = earlier.empty() ? fs::path() : folder / earlier.front().name;

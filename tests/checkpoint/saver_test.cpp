@@ -354,7 +354,7 @@ TEST(Saver, PollingKeepsRanksInStep) {
   EXPECT_EQ(got, std::vector<float>(400, 3));
 }
 
-TEST(Saver, RanksThatSaveDifferentStepsAreTold) {
+TEST(Saver, DifferentStepsOfRanksAreReported) {
   const TemporaryFolder folder;
   EXPECT_THAT(message_of<RanksDiffer>([&] {
                 launch(2, [&](RankContext& rank) {
@@ -369,7 +369,7 @@ TEST(Saver, RanksThatSaveDifferentStepsAreTold) {
 
 // A disk that is slower than the longest wait for another rank does not count as a failed rank. That wait is
 // long enough for what the constructor exchanges on a loaded machine.
-TEST(Saver, SlowFilesAreNoDeadPeer) {
+TEST(Saver, SlowFilesAreNotAFailedPeer) {
   static constexpr std::chrono::seconds kTimeout{8};
   const TemporaryFolder folder;
   launch(2, {.timeout = kTimeout}, [&](RankContext& rank) {
@@ -416,7 +416,7 @@ TEST(Saver, AVanishedRankEndsTheOthersSave) {
   }
 }
 
-TEST(Saver, RanksThatDoNotFitTogetherAreToldBeforeAnythingIsWritten) {
+TEST(Saver, RanksThatDoNotFitTogetherAreReportedBeforeAnyWrite) {
   const TemporaryFolder folder;
   const auto saving = [&](auto change) {
     return message_of<Error>([&] {

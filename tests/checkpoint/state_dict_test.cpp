@@ -285,7 +285,7 @@ TEST(StateDicts, NarrowerFloatsAreWidened) {
   });
 }
 
-TEST(StateDicts, RanksThatAskForDifferentThingsAreTold) {
+TEST(StateDicts, DifferentRequestsOfRanksAreReported) {
   std::mutex mutex;
   int told = 0;
   launch(2, [&](RankContext& r) {

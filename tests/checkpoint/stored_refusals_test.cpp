@@ -111,7 +111,7 @@ TEST(StoredRefusals, WhatIsMissingKeepsItsValuesWhereThatIsAllowed) {
   EXPECT_LT(outcome.reports[0].counts.bytes_read, 4 * held);
 }
 
-TEST(StoredRefusals, WhatIsNoPartOfTheModelIsLeftOutAndCopiedWhereThatIsAllowed) {
+TEST(StoredRefusals, OtherTensorsAreLeftOutAndCopiedWhereThatIsAllowed) {
   const TemporaryFolder folder;
   const StoredSizes n;
   std::mt19937_64 random(16);

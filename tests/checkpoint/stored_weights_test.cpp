@@ -85,7 +85,7 @@ TEST(StoredWeights, NamesMayLackThePrefix) {
   }
 }
 
-TEST(StoredWeights, ATiedHeadStandsForATableThatIsNotThere) {
+TEST(StoredWeights, ATiedHeadReplacesAMissingTable) {
   const TemporaryFolder folder;
   const StoredSizes n;
   std::mt19937_64 random(4);

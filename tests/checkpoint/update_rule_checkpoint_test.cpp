@@ -52,7 +52,7 @@ struct Trained : GivenGradients {
 };
 
 // The ranks' gradients are equal and their numbers are powers of two, so that averages are exact.
-TEST(OwnOptimizerCheckpoint, GoesOnElsewhereWithTheSameBits) {
+TEST(OwnOptimizerCheckpoint, ResumesElsewhereWithTheSameBits) {
   const TemporaryFolder folder;
   std::vector<float> straight, resumed;
   test::launch(4, [&](RankContext& r) {
@@ -76,7 +76,7 @@ TEST(OwnOptimizerCheckpoint, GoesOnElsewhereWithTheSameBits) {
   EXPECT_EQ(straight, resumed);
 }
 
-// Which of a root's optimizers a state belongs to leaves no trace: two save, one resumes, and the other way round.
+// The optimizer of a state leaves no trace: two save, one resumes, and the reverse.
 TEST(SeveralOptimizersCheckpoint, AreSavedTogetherAndComeBackInOneOrInMany) {
   for (const bool two_save : {false, true}) {
     const TemporaryFolder folder;
@@ -127,7 +127,7 @@ TEST(SeveralOptimizersCheckpoint, AreSavedTogetherAndComeBackInOneOrInMany) {
 }
 
 // The second one steps every other time.
-TEST(SeveralOptimizersCheckpoint, EachGoesOnWithItsOwnCount) {
+TEST(SeveralOptimizersCheckpoint, EachResumesWithItsOwnCount) {
   const TemporaryFolder folder;
   test::launch(2, [&](RankContext& r) {
     const auto build = [&](GivenGradients& model) {

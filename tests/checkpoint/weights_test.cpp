@@ -40,7 +40,7 @@ void export_pieces(const Spread& spread, uint64_t seed, const fs::path& path,
   });
 }
 
-/// What a model that imported `from` exports.
+/// Returns the export of a model that imported `from`.
 std::string imported(const Spread& spread, const fs::path& from, const TemporaryFolder& folder) {
   const auto again = folder / "again.safetensors";
   launch(spread.ranks(), [&](RankContext& r) {
@@ -246,7 +246,7 @@ TEST(Weights, SixteenBitsAreRoundedToNearestTiesToEven) {
     through_line(folder / "in.safetensors", out, {count}, {.dtype = dtype});
     EXPECT_EQ(SafetensorsReader(out).find("line")->dtype, dtype);
     EXPECT_TRUE(tensors_in(out)["line"] == want) << name_of(dtype);
-    // What is written comes back as it is, and out again.
+    // Exported weights are imported unchanged, and exported again.
     through_line(out, folder / "again.safetensors", {count}, {.dtype = dtype});
     EXPECT_TRUE(read_bytes(folder / "again.safetensors") == read_bytes(out)) << name_of(dtype);
   }

@@ -123,7 +123,7 @@ TEST(LaunchContradictions, AreNoneWhereAllIsWell) {
   EXPECT_THAT(found(3, BackendKind::local, with(kTorchrun, {{"WORLD_SIZE", "1"}})), IsEmpty());
   for (const BackendKind kind : {BackendKind::local, BackendKind::nccl})
     EXPECT_THAT(found(3, kind, kTorchrun, Bootstrap::none), IsEmpty());
-  // Of another MPI, whose variables are unknown here: MPI_Init() knows them.
+  // Another MPI, whose variables are unknown here: MPI_Init() reads them.
   EXPECT_THAT(found(2, BackendKind::mpi, {{"MV2_COMM_WORLD_SIZE", "2"}}), IsEmpty());
 }
 

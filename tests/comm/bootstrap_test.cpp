@@ -83,7 +83,7 @@ TEST(Environment, OfSlurmAndOpenMpi) {
   expect(environment_in(v), 1, 2, 0, "::1", 2);
 }
 
-// As Kubernetes' operators start them, one process a pod.
+// Started as by Kubernetes' operators, one process a pod.
 TEST(Environment, WithoutALocalRankItIsTheOnlyOneOfItsHost) {
   const Variables v{
       {"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}};
@@ -236,7 +236,7 @@ TEST(Environment, RefusalsNameEverythingThatIsWrong) {
               AllOf(HasSubstr("SLURM_NTASKS is not set"), HasSubstr("SLURM_LOCALID is not set")));
 }
 
-/// Whether the store of a job of two with the listening host `host` answers on `address`.
+/// Returns whether the store of a job of two with the listening host `host` answers on `address`.
 bool answers(const std::string& host, bool one_host, const std::string& address) {
   const ReservedPort port;
   const auto store = connect_store({0, 2, 0, host, port.number(), one_host}, 1s, {.linger = 1s});

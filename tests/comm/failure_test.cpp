@@ -37,7 +37,7 @@ const char* kind_of<CommError>() {
 }
 constexpr const char* kOfAPeer = "PeerFailure ";
 
-/// What was thrown, with its kind before it, so that processes can tell each other.
+/// Returns the error with its kind before it, so that processes can exchange it.
 std::string as_text(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
@@ -180,8 +180,7 @@ TEST(Mismatch, SendAndReceiveOfDifferentSizes) {
               Each(AllOf(HasSubstr("recv #1 (f32, 4 elements"), HasSubstr("send #1 (f32, 3 elements"))));
 }
 
-/// Whether all ranks were in time for the making of the world, which has the same timeout, and all errors are
-/// of this call.
+/// Checks that all ranks made the world within the same timeout, and that all errors are of this call.
 template <class Matcher>
 bool in_time(const Ending& outcome, const Matcher& is_of_the_call) {
   return !(outcome.texts.empty() && !outcome.thrown.empty()) &&
@@ -214,8 +213,8 @@ TEST(Timeout, NamesTheCollectiveAndTheRanksThatDidNotCall) {
   EXPECT_LT(outcome.seconds, kLongBeforeTheTimeout);
 }
 
-/// Of three ranks, those with an odd number and the others make a group each; then `rank` alone calls
-/// something, while the others stay. `what` is the call as messages have it.
+/// Splits three ranks into a group of odd and one of even ranks. Then `rank` alone calls something, while the
+/// others stay. `what` is the call's name in messages.
 Ending call_alone(int rank, const std::string& what,
                   const std::function<void(RankContext&, Communicator& group, const Tensor&)>& call) {
   return with_timeout(
@@ -304,7 +303,7 @@ TEST(Returned, MattersToMessagesSplitsAndOtherGroupsAlike) {
               AllOf(HasSubstr("barrier #1"), HasSubstr("returned from")));
 }
 
-TEST(Returned, IsNoErrorWhereNobodyWaitsAndQueuedWorkOfAnyStreamStillRuns) {
+TEST(Returned, IsNotAnErrorWithoutWaitingRanksAndQueuedWorkOfAnyStreamStillRuns) {
   std::vector<std::shared_ptr<Device>> devices(3);
   std::vector<std::unique_ptr<Stream>> streams(3);  // outlive the bodies
   std::vector<Ints> sums(3);
@@ -396,13 +395,13 @@ TEST(Abort, WakesRanksWaitingAnywhereAndKeepsTheCausesType) {
   EXPECT_LT(outcome.seconds, kLongBeforeTheTimeout);
 }
 
-/// As ShardRuntime and CheckpointSaver do when an exception destroys them.
+/// Same as ShardRuntime and CheckpointSaver when an exception destroys them.
 struct AbortsWhenItGoes {
   ~AbortsWhenItGoes() { world.abort("something fails here"); }
   Communicator& world;
 };
 
-TEST(AbortOnError, TheOthersHearTheCauseBeforeItIsTornDown) {
+TEST(AbortOnError, TheOthersReceiveTheCauseBeforeItIsTornDown) {
   for (const bool told : {false, true}) {
     const Ending outcome = run_to_end(3, [&](RankContext& c) {
       const auto fails = [&]() -> int {

@@ -48,13 +48,13 @@ struct Log {
 void reset(const Faults& faults = {});
 Log log();
 
-/// How operations run on a library's streams: does what the stream is to do in its turn, which calls `done`
-/// when it is over, and has the stream (or the caller) wait for that. Null: operations are posted by the
-/// call. reset() leaves it as it is.
+/// Runs operations on a library's streams: does an operation in the stream's order, which calls `done` at its
+/// end, and makes the stream (or the caller) wait for that. Null: operations are posted by the call. reset()
+/// leaves it as it is.
 using StreamRunner = void (*)(void* stream, std::function<void(std::function<void()> done)> begin);
 void run_streams_by(StreamRunner runner);
 
-/// What each communicator takes of every device with a limit, and what its first call takes.
+/// Bytes that each communicator takes of every device with a limit, and bytes of its first call.
 inline constexpr int64_t kCommunicatorBytes = int64_t{8} << 20, kFirstCallBytes = int64_t{5} << 20;
 
 /// A CPU device whose streams have native queues, and whose reductions use scratch memory of their own. Its

@@ -78,7 +78,7 @@ struct World {
   StreamRunner runner = nullptr;
 };
 World& world();
-/// What a caller did that NCCL does not allow. Under the mutex.
+/// Reports a call that NCCL does not allow. Under the mutex.
 void violation(const std::string& text);
 
 ncclComm_t new_communicator(Clique& clique, int rank, int world_rank);
@@ -90,7 +90,7 @@ size_t bytes_of(ncclDataType_t type);
 
 /// Windows of all ranks of a clique, once all have asked for them. Under the mutex.
 void open_windows(Clique& clique, const std::map<int, Op>& ops);
-/// What a collective does with windows. Under the mutex.
+/// Checks a collective's use of windows. Under the mutex.
 void check_windows(const Clique& clique, const std::map<int, Op>& ops);
 /// NCCL's functions.
 ncclResult_t mem_alloc(void** data, size_t bytes);

@@ -40,7 +40,7 @@ class Ring : public testing::Test {
   std::shared_ptr<GroupLabel> world_ = std::make_shared<GroupLabel>("world", std::vector<int>{0, 5});
 };
 
-TEST_F(Ring, KeepsTheLastOperationsAndForgetsTheRest) {
+TEST_F(Ring, KeepsTheLastOperationsAndDropsTheRest) {
   FlightRecorder recorder(options(4), 5, 6);
   recorder.add(world_);
   const int64_t first = recorder.issue(world_, reduction(1), 0, -1);

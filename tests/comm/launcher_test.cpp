@@ -49,7 +49,7 @@ std::string refusal(int ranks, const LaunchOptions& options) {
   }
 }
 
-TEST(Launch, AFailureOfAStreamThatNobodyAskedEndsTheRank) {
+TEST(Launch, AnUnreadFailureOfAStreamEndsTheRank) {
   EXPECT_THROW(launch(2,
                       [](RankContext& c) {
                         const auto side = c.device->make_stream("side");
@@ -60,7 +60,7 @@ TEST(Launch, AFailureOfAStreamThatNobodyAskedEndsTheRank) {
 }
 
 // A rank that only issues gets the failure of a peer at one of its next calls, not at its final wait.
-TEST(Launch, ARankThatOnlyIssuesHearsOfAFailedPeer) {
+TEST(Launch, ARankThatOnlyIssuesDetectsAFailedPeer) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_THROW(launch(2,
                       [](RankContext& c) {
@@ -187,13 +187,13 @@ TEST(LaunchInAJob, LoneCopiesAreRefusedUnlessTheyAreAskedFor) {
   }
 }
 
-TEST(LaunchInAJob, ProcessesOfMpiAreNoThreads) {
+TEST(LaunchInAJob, ProcessesOfMpiAreNotThreads) {
   EXPECT_THAT(
       refusal<InvalidArgument>(2, {.job = {.bootstrap = Bootstrap::none}, .backend = BackendKind::mpi}),
       AllOf(HasSubstr("job.bootstrap = none with backend = mpi"), HasSubstr("backend = local")));
 }
 
-TEST(LaunchInAJob, ARankThatCannotGoOnTellsTheOthers) {
+TEST(LaunchInAJob, ARankThatCannotContinueReportsItToTheOthers) {
   ServerStore server("127.0.0.1", 0, 2, 1s);
   const Environment environment(Environment::Variables{{"RANK", "1"},
                                                        {"WORLD_SIZE", "2"},

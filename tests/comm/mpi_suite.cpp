@@ -80,7 +80,7 @@ class StoreWithoutNotices final : public StoreOfARun {
   }
 };
 
-/// Of this process, from the beginning of main() to its end.
+/// Returns the job of this process, from the beginning of main() to its end.
 Job& job() {
   static Job joined;
   return joined;
@@ -144,7 +144,7 @@ void run_ranks(int ranks, const LaunchOptions& options, const std::function<void
   std::exception_ptr failure;
   const std::vector<int> processes_of_ranks = process_of(ranks);
   const int me = job().environment.rank, size = job().environment.size;
-  // Who is late has not used up a test's short timeout.
+  // A late rank has not used up a test's short timeout.
   store->barrier("before the world", me, size, kPatience);
   {
     const auto told = devices.empty() ? std::make_shared<StoreWithoutNotices>(store) : store;

@@ -69,7 +69,7 @@ TEST(LongMessages, ArriveWholeInPiecesOfAnyLength) {
   }
 }
 
-// What the host has given back is still read by work that is queued: a reduction, which takes memory while it
+// Queued operations still read memory that the host has released: a reduction, which takes memory while it
 // runs, must not take that.
 TEST(Memory, OfQueuedWorkIsLeftAlone) {
   LaunchOptions options;

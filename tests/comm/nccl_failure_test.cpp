@@ -18,7 +18,7 @@ using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-TEST(NcclFailure, ARankThatIsBehindIsNamedWithWhatItCalledLast) {
+TEST(NcclFailure, ALateRankIsNamedWithItsLastCall) {
   for (const bool queue : {false, true}) {
     const auto body = [](RankContext& c, Signs& signs) {
       Stream& s = c.device->compute();
@@ -100,7 +100,7 @@ class LateNotice final : public StoreInFront {
 };
 
 // A process that ends is seen by NCCL's sockets as soon as by the store, which knows which one it was.
-TEST(NcclFailure, TheNoticeOfAProcessThatEndedWinsOverTheErrorsItCauses) {
+TEST(NcclFailure, TheReportOfAnEndedProcessWinsOverTheErrorsItCauses) {
   for (const bool queue : {false, true}) {
     fake_nccl::reset({.error_on = 0, .error_after = 1});
     const auto store = std::make_shared<LateNotice>();
@@ -126,7 +126,7 @@ TEST(NcclFailure, TheNoticeOfAProcessThatEndedWinsOverTheErrorsItCauses) {
   }
 }
 
-TEST(NcclFailure, AnErrorOfNcclIsToldToAllRanksAndEndsEveryCommunicator) {
+TEST(NcclFailure, AnErrorOfNcclIsReportedToAllRanksAndEndsEveryCommunicator) {
   const Outcome outcome =
       run(cpu_devices(3), quick(60s), {.error_on = 1, .error_after = 4}, [](RankContext& c) {
         Stream& s = c.device->compute();
@@ -188,7 +188,7 @@ TEST(NcclFailure, ARankThatHasReturnedIsNamedLongBeforeTheTimeout) {
   }
 }
 
-TEST(NcclFailure, ReturningIsNoErrorWhereNobodyWaits) {
+TEST(NcclFailure, ReturningIsNotAnErrorWithoutWaitingRanks) {
   const Outcome outcome = run(queue_devices(3), quick(1h), {}, [&](RankContext& c) {
     Stream& s = c.device->compute();
     const auto pair = c.world->split(c.world->rank() == 2, 0);
@@ -309,7 +309,7 @@ TEST(NcclStore, WorksOverTcpAndALostRankEndsTheOthers) {
     EXPECT_EQ(read_tensor(device->compute(), t), Ints{3});
     store->barrier("all have read", rank, 3, 30s);
     try {
-      // As the store does when a connection breaks; see store_test.cpp.
+      // Same as the store when a connection breaks; see store_test.cpp.
       if (rank == 1) announce(*server, {1, "rank 1's process ended"});
       for (int i = 0; i < 1000; ++i) {
         world->barrier(device->compute());

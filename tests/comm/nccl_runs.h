@@ -36,7 +36,7 @@ inline std::vector<std::shared_ptr<Device>> queue_devices(int ranks) {
   return devices;
 }
 
-/// What each rank ended with ("" when it ended well), and how long it took.
+/// Error of each rank ("" on success), and its time.
 struct Outcome {
   std::vector<std::string> texts;
   double seconds = 0;

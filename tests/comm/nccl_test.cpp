@@ -326,7 +326,7 @@ TEST(NcclQueue, AnAbortReachesRanksWhoseCallsAreUnderWay) {
   EXPECT_LT(outcome.seconds, 100);
 }
 
-TEST(NcclQueue, AnErrorOfNcclWhileNobodyCallsIsFoundByTheWatchdog) {
+TEST(NcclQueue, AnErrorOfNcclBetweenCallsIsFoundByTheWatchdog) {
   const Outcome outcome =
       run(queue_devices(2), quick(1h), {.error_on = 0, .error_after = 1, .looks = 0}, [](RankContext& c) {
         Stream& s = c.device->compute();

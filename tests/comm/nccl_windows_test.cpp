@@ -110,7 +110,7 @@ struct Without {
   int blocks;
 };
 
-TEST(NcclWindows, WhereThereAreNoneTheDescriptionSaysWhy) {
+TEST(NcclWindows, WithoutThemTheDescriptionNamesTheReason) {
   for (const Without& w :
        {Without{{.version = 22602}, "NCCL 2.26.2 has no symmetric windows, 2.27 has; memory as without", 0},
         Without{{.windows = false}, "none for 1: NCCL makes none between these GPUs", 2}}) {
@@ -193,7 +193,7 @@ TEST(NcclWindows, AreNotRegisteredASecondTime) {
   EXPECT_EQ(fake_nccl::log().registered, 2);
 }
 
-TEST(NcclWindows, ThereAreNoneUnlessAskedFor) {
+TEST(NcclWindows, AreMadeOnRequestOnly) {
   const Outcome outcome = run(cpu_devices(2), quick(60s), {}, [](RankContext& c) {
     const Buffers buffers(c);
     buffers.set->share(*c.world);

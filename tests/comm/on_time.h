@@ -14,7 +14,7 @@
 
 namespace sherd::test {
 
-/// What comes at once where the code is right has come after so long on any machine.
+/// Timeout for events that correct code causes at once: long enough on any machine.
 inline constexpr std::chrono::seconds kLongEnough{120};
 
 /// Signs that the ranks of one run give each other, whatever process they are in, beside the communicators
@@ -26,7 +26,7 @@ class Signs {
   void await(const std::string& sign) { store_->wait(sign, kLongEnough); }
 
   void has_failed(int rank) { give(failure_of(rank)); }
-  /// Where all of these have failed, none of them receives what the caller does next.
+  /// Waits until all of these have failed: none of them receives later actions of the caller.
   void await_failures(const std::vector<int>& ranks) {
     for (const int rank : ranks) await(failure_of(rank));
   }

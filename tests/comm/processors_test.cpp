@@ -15,7 +15,7 @@ namespace {
 
 using Numbers = std::vector<int>;
 
-/// Those of this process, without files.
+/// Returns the processors of this process, without files.
 Numbers allowed_here() { return host_processors("/no such folder").nodes.front(); }
 
 TEST(HostProcessors, WithoutFilesAreOneNodeWithoutAQuota) {

@@ -35,7 +35,7 @@ TEST(PurposeOfCalls, HoldsForAScopeAndIsNotInherited) {
   });
 }
 
-TEST(DigestOfCalls, TellsOrderPurposeVerbAndSizeButNotWhatServesNothing) {
+TEST(DigestOfCalls, DependsOnOrderPurposeVerbAndSizeButNotOnCallsWithoutAPurpose) {
   const auto digests = [](const std::function<void(Communicator&, Communicator&, Stream&)>& odd) {
     std::mutex mutex;
     std::vector<std::string> here;

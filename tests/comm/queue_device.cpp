@@ -120,7 +120,7 @@ class QueueDevice final : public Device {
   int64_t taken_memory() const override {
     const Log now = log();
     const int64_t communicators = now.made - now.destroyed - now.aborted;
-    // What the allocator counts as NCCL's is not its own.
+    // Memory that the allocator counts as NCCL's is not its own.
     return allocator_.held_bytes() - allocator_.live_bytes("NCCL") + communicators * kCommunicatorBytes +
            now.used * kFirstCallBytes;
   }

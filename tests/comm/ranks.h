@@ -12,19 +12,19 @@
 
 namespace sherd::test {
 
-/// As launch(), but that of several processes each throws what its own ranks failed with.
+/// Same as launch(), except that each of several processes throws the error of its own ranks.
 void run_ranks(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body);
 inline void run_ranks(int ranks, const std::function<void(RankContext&)>& body) {
   run_ranks(ranks, {}, body);
 }
 
-/// How many processes share the ranks of a run; each runs the same tests. Only in one can ranks see each other's
-/// memory.
+/// Returns the number of processes that share the ranks of a run; each runs the same tests. Ranks can access
+/// each other's memory only in a single process.
 int processes();
-/// How many of a run's ranks are in this process, and whether one of them is.
+/// Returns the number of a run's ranks in this process, resp. whether a rank is in it.
 int ranks_here(int ranks);
 bool is_here(int rank, int ranks);
-/// Of all processes, one after the other; every process calls.
+/// Returns the texts of all processes, one after the other; every process calls.
 std::vector<std::string> from_all_processes(const std::vector<std::string>& texts);
 /// A new store that all processes share; every process calls.
 std::shared_ptr<Store> common_store();

@@ -18,7 +18,7 @@ using testing::Each;
 using testing::HasSubstr;
 using testing::SizeIs;
 
-/// What a rank computes with, as a sharded model does: three streams, communicators of two groups.
+/// Resources of a rank, as in a sharded model: three streams, communicators of two groups.
 struct Worker {
   explicit Worker(RankContext& c)
       : world(*c.world),
@@ -107,7 +107,7 @@ TEST(Recover, ACaughtErrorLeavesARunThatNeverFailed) {
   EXPECT_EQ(recoveries, 8);
 }
 
-TEST(Recover, ADisagreementOfCallsIsRecoverableAndCallsAreNumberedAnew) {
+TEST(Recover, ADisagreementOfCallsIsRecoverableAndCallsAreRenumbered) {
   std::mutex mutex;
   std::vector<std::string> texts, lost;
   run_ranks(3, [&](RankContext& c) {
@@ -217,7 +217,7 @@ TEST(Recover, NamesWhoDoesNotComeInTimeAndStaysImpossible) {
                                     " ms for rank 2, which did not call it")));
 }
 
-TEST(Recover, ADeviceThatFailedItselfCannotAndAllAreTold) {
+TEST(Recover, ADeviceThatFailedItselfCannotAndAllReceiveThat) {
   std::mutex mutex;
   std::vector<std::string> texts;
   run_ranks(2, [&](RankContext& c) {

@@ -242,8 +242,7 @@ TEST(FlightFiles, AreWrittenOfRanksThatAreInNoCallWhenAnotherFails) {
     EXPECT_THAT(read_bytes(folder.path() + name), HasSubstr("rank 0 failed: of its own"));
 }
 
-/// What is wrong with rank 0's totals where rank 1 came that much later than ranks 0 and 2 to twelve
-/// collectives.
+/// Returns the error of rank 0's totals if rank 1 came that much later than ranks 0 and 2 to 12 collectives.
 std::string wrong_with(const ArrivalTotals& totals, std::chrono::nanoseconds late) {
   if (totals.size() != 3) return "not three ranks";
   for (const RankArrivals& r : totals)

@@ -32,7 +32,7 @@ class StorePeer {
       if (too_long || !socket_.receive(buffer_, soon(), ignored_)) return std::nullopt;
     }
   }
-  /// Whether the other side closes the connection, whatever it sends before.
+  /// Returns whether the other side closes the connection, whatever it sends before.
   bool is_closed() {
     std::string why;
     while (socket_.receive(buffer_, soon(), why)) {

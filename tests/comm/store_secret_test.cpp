@@ -119,7 +119,7 @@ TEST(JobSecret, RanksThatKnowItTalk) {
   EXPECT_THAT(job.lines->all(), ElementsAre());
 }
 
-TEST(JobSecret, RanksWhoseSecretsDifferAreTold) {
+TEST(JobSecret, DifferentSecretsOfRanksAreReported) {
   for (const std::string& theirs : {std::string(), kSecret + "!", std::string("x")}) {
     Guarded job;
     const std::string text = error_of([&] { connect_store(rank_of(2, 3, job.server.port(), theirs), 1h); });
@@ -138,7 +138,7 @@ TEST(JobSecret, RanksWhoseSecretsDifferAreTold) {
   EXPECT_EQ(lines.wait(1).size(), 1u);
 }
 
-TEST(JobSecret, ARankThatKnowsItIsToldWhatElseIsWrong) {
+TEST(JobSecret, ARankWithTheSecretReceivesOtherErrors) {
   Guarded job;
   EXPECT_THAT(error_of([&] { connect_store(rank_of(1, 3, job.server.port(), kSecret), 1h); }),
               AllOf(HasSubstr("there is a rank 1 already"), Not(HasSubstr("SHERD_JOB_SECRET"))));
@@ -176,7 +176,7 @@ TEST(Strangers, ThatClaimARankThatIsTakenGetNowhere) {
   EXPECT_EQ(welcome->verdict, Verdict::secret);
   EXPECT_EQ(welcome->proof, "");
   EXPECT_THAT(welcome->reason, Not(HasSubstr("already"))) << "strangers learn nothing about the job";
-  // What comes after is not read: the job is not ended by it.
+  // Later messages are not read: they do not end the job.
   peer.send(store_wire::encode(StoreRequest{StoreRequest::Op::set, 0, "sherd/abort", "1:ended"}));
   EXPECT_TRUE(peer.is_closed());
   peer = StorePeer(Socket());
@@ -254,7 +254,7 @@ TEST(Strangers, ThatSendGarbageForEverAreDroppedAtOnce) {
   EXPECT_THAT(told, testing::Contains(HasSubstr("hung up before it said who it is")));
 }
 
-/// How many connections these lines speak of.
+/// Returns the number of connections in these lines.
 size_t dropped(const std::vector<std::string>& lines) {
   size_t count = 0;
   for (const std::string& line : lines) {
@@ -264,7 +264,7 @@ size_t dropped(const std::vector<std::string>& lines) {
   return count;
 }
 
-TEST(Strangers, AThousandAtOnceKeepNobodyOut) {
+TEST(Strangers, AThousandAtOnceDoNotBlockRanks) {
   constexpr size_t kMany = 1000;
   const Handles handles(kMany + 500);
   if (!handles.good()) GTEST_SKIP() << "this process may not have so many handles";

@@ -190,7 +190,7 @@ TEST(Bootstrap, APortThatIsTakenIsAnErrorThatNamesIt) {
               HasSubstr("cannot listen on 127.0.0.1:" + std::to_string(port)));
 }
 
-TEST(Bootstrap, NobodyListensUntilTheTimeout) {
+TEST(Bootstrap, WithoutAListenerItWaitsUntilTheTimeout) {
   const ReservedPort reserved;
   const auto start = Clock::now();
   const auto [timeout, text] = with_timeout(
@@ -230,7 +230,7 @@ TEST(Bootstrap, AnotherJobOfEqualSizeIsRefusedWhereBothHaveNames) {
       ->set("k", "v");
 }
 
-// As when rank 0's process is stopped: the question has a limit of its own.
+// Same as when rank 0's process is suspended: the request has a timeout of its own.
 TEST(Loss, AStoreThatDoesNotAnswerIsLostToWhoIsInAHurry) {
   const Socket listener = Socket::listen(kLoopback, 0);
   std::jthread program([&] {
@@ -250,7 +250,7 @@ TEST(Loss, AStoreThatDoesNotAnswerIsLostToWhoIsInAHurry) {
   }
 }
 
-TEST(Bootstrap, AnotherProgramOnThePortIsNoStore) {
+TEST(Bootstrap, AnotherProgramOnThePortIsNotAStore) {
   const Socket listener = Socket::listen(kLoopback, 0);
   std::atomic<bool> stop{false};
   std::jthread program([&] {
@@ -327,7 +327,7 @@ TEST(Hostile, ARankThatSendsDamagedRequestsIsCutOffAndAnnounced) {
   EXPECT_THAT(announced(server)->cause, HasSubstr("it sent what no rank sends"));
 }
 
-TEST(Loss, AClosedStoreIsNoFailureAndABrokenOneIs) {
+TEST(Loss, AClosedStoreIsNotAFailureAndABrokenOneIs) {
   ServerStore server(kLoopback, 0, 3, 1s);
   client(server.port(), 1, 3).reset();
   const pid_t child = fork();

@@ -15,7 +15,7 @@ void require(bool good, const char* what) {
   if (!good) throw std::logic_error(what);
 }
 
-/// What is decoded is encoded to the same bytes.
+/// Expects that a decoded message is encoded to the same bytes.
 template <class Decoded>
 void expect_same(const Decoded& decoded, std::string_view body) {
   if (decoded)

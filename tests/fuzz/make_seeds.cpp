@@ -58,7 +58,7 @@ std::string unwrapped(const std::string& file, int64_t header_bytes) {
   return std::string(1, static_cast<char>(file.size() - header)) + file.substr(8, header - 8);
 }
 
-/// What a rank sends to a store, in pieces as fuzz_store takes them, and each message by itself.
+/// Adds a rank's messages to a store, in pieces as fuzz_store takes them, and each message by itself.
 void add_messages(Seeds& seeds) {
   using Op = StoreRequest::Op;
   namespace wire = store_wire;

@@ -20,7 +20,7 @@ struct PlannedCollective {
   bool operator==(const PlannedCollective&) const = default;
 };
 
-/// What one rank does in a step.
+/// Operations of one rank in a step.
 struct RankForecast {
   int rank = 0;
   int64_t peak_bytes = 0;  // as Allocator::peak_bytes() of a run

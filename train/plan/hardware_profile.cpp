@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// What data sheets and published measurements say of a GPU (docs/planning.md has the sources).
+/// Figures of a GPU from data sheets and published measurements (docs/planning.md has the sources).
 struct Gpu {
   const char* name;
   double memory_gb, memory_tb_per_s;

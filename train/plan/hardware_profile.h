@@ -33,7 +33,8 @@ struct LinkProfile {
 struct HardwareProfile {
   std::string name;
   int64_t memory_bytes = 0;  // of a rank
-  /// What NCCL takes of that for a communicator of several ranks. Unknown (0) of the profiles that have a name.
+  /// Part of that memory that NCCL takes for a communicator of several ranks. Unknown (0) in the named
+  /// profiles.
   int64_t communicator_bytes = 0;
   int ranks_per_host = 8;
   /// Dense peaks of the data sheet, FLOP/s, of products of 16-bit and of f32 factors; 0: unknown.

@@ -37,7 +37,8 @@ AppendFile::AppendFile(std::string path, const char* what, const char* record, b
           "cannot write the {} '{}': another run writes them there; stop that run, or name another file",
           what_, path_));
     }
-    // Otherwise the name went to a copy since the file was opened, and the lock on this one means nothing.
+    // Otherwise the name was moved to a copy since the file was opened, and the lock on this one has no
+    // effect.
     if (::stat(path_.c_str(), &named) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino)
       break;
   }
@@ -50,7 +51,7 @@ void AppendFile::open(const std::string& path, const char* mode) {
   if (!file_) fail();
 }
 
-// Whether no other process holds it, as far as the file system knows.
+// Locks the file; returns false if another process holds it, as far as the file system reports.
 bool AppendFile::lock() {
   return ::flock(::fileno(file_.get()), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }

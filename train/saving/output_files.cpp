@@ -97,7 +97,7 @@ void check_outputs(std::span<const OutputPath> outputs) {
 
 bool rank_0_is_here(const EnvironmentLookup& get) {
   if (!job_in_environment(get).present) return true;
-  // Where the job's store is does not matter here, and MPI needs none.
+  // The place of the job's store does not matter here, and MPI needs none.
   const EnvironmentLookup with_store = [&get](const char* name) -> const char* {
     const char* const value = get ? get(name) : std::getenv(name);
     if (value != nullptr && *value != '\0') return value;

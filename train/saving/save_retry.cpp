@@ -25,7 +25,7 @@ double SaveRetry::left() const {
   return options_.left ? std::min(own, options_.left()) : own;
 }
 
-// Of all ranks, in whole milliseconds.
+// Returns the least value of all ranks, in whole milliseconds.
 double SaveRetry::least(double seconds) {
   constexpr double kDay = 86'400;
   auto ms = static_cast<int64_t>(std::clamp(seconds, 0.0, kDay) * 1e3);

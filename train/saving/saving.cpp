@@ -53,7 +53,7 @@ bool Saving::attempt(int64_t step, Work work) {
   }
 }
 
-// Whether what is written behind has failed meanwhile, which all ranks take note of when they save again.
+// Checks whether a background write has failed; all ranks handle that at the next save.
 void Saving::listen() {
   try {
     saver_->poll();

@@ -7,8 +7,8 @@
 
 namespace sherd {
 
-/// Whether `folder`/`name` with all links followed is in `folder`, or among the blobs/ of the cache of Hugging Face's hub
-/// whose snapshots/ the folder is in. True also where the file system has nothing of that name.
+/// Returns whether `folder`/`name`, with all links followed, is in `folder`, or among the blobs/ of the cache
+/// of Hugging Face's hub whose snapshots/ the folder is in. True also for a missing file.
 bool is_inside(const std::filesystem::path& folder, const std::string& name);
 
 /// @throws IoError naming link and target when the file is outside.

@@ -30,7 +30,8 @@ bool is_left_of(std::string_view name, std::string_view own) {
   return dash != rest.npos && number(rest.substr(0, dash)) && number(rest.substr(dash + 1));
 }
 
-// Whether `path` is ours now: a sweep may have taken it for left before it was locked, and removed it.
+// Returns whether `path` is ours now: before it was locked, a sweep may have treated it as abandoned and
+// removed it.
 bool locked(FileSystem& files, const fs::path& path, std::unique_ptr<FileLock>& lock) {
   try {
     lock = files.lock_existing(path);

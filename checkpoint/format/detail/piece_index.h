@@ -16,7 +16,7 @@ class PieceIndex {
 
   struct Meeting {
     const CheckpointPiece* piece;
-    /// What piece and box have in common.
+    /// Intersection of piece and box.
     Box common;
   };
   std::vector<Meeting> meeting(const Box& box) const;

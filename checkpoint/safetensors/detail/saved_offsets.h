@@ -8,8 +8,8 @@
 
 namespace sherd {
 
-/// By name, of the file's entries; empty when it has no DCP_SHARDING_INFO. An offset has as many dimensions
-/// as its entry. @throws CorruptCheckpoint naming the file.
+/// Returns the offsets of the file's entries by name; empty without DCP_SHARDING_INFO. An offset has as many
+/// dimensions as its entry. @throws CorruptCheckpoint naming the file.
 std::map<std::string, Shape> saved_offsets(const SafetensorsReader& file);
 
 }  // namespace sherd

@@ -27,8 +27,8 @@ std::vector<std::string> weights_files(const std::filesystem::path& folder, File
 [[noreturn]] void refuse_without_safetensors(const std::filesystem::path& folder, FileSystem& files,
                                              std::string_view otherwise);
 
-/// What of `path` CheckpointReader opens: model.safetensors alone of a folder that has it and no index, for
-/// other files beside it (adapters, other formats) are not the model's; otherwise `path`.
+/// Returns the path that CheckpointReader opens: model.safetensors of a folder that has it and no index,
+/// otherwise `path`. Other files beside it (adapters, other formats) are not the model's.
 std::filesystem::path weights_path(const std::filesystem::path& path, FileSystem& files);
 
 }  // namespace sherd

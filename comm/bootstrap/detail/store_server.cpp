@@ -144,7 +144,7 @@ bool StoreServer::make_room() {
   if (strangers.empty()) return false;
   int most = 0;
   for (const auto& [host, connections] : strangers) most = std::max(most, connections);
-  // Of several such addresses the oldest connection: a rank may have connected just now.
+  // If several addresses match, takes the oldest connection: a rank may have connected just now.
   const auto oldest = std::find_if(connections_.begin(), connections_.end(), [&](const Connection& c) {
     return c.session.rank() < 0 && strangers.at(c.host) == most;
   });

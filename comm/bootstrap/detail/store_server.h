@@ -48,7 +48,7 @@ class StoreServer {
 
   void serve();
   int poll_ms(bool stopping) const;
-  /// How long to wait for shutdown messages: less once a failure was announced.
+  /// Returns the timeout for shutdown messages: shorter once a failure was announced.
   std::chrono::milliseconds linger();
   void accept();
   /// Drops one unproven client to have room for another: the oldest of the address that has most of them.

@@ -81,7 +81,7 @@ class Rendezvous {
     point_.changed.wait(lock, [&, before = phase_] { return phase_ != before; });
   }
 
-  /// By rank. Complete for agree() and between enter() and the last sync().
+  /// Returns the slots by rank. Complete for agree() and between enter() and the last sync().
   const std::vector<Slot*>& slots() const { return slots_; }
   /// When each rank came, by rank. Complete for agree().
   const std::vector<Clock::time_point>& came() const { return came_; }

@@ -15,7 +15,7 @@ namespace sherd::mpi {
 
 class Requests {
  public:
-  /// What a request is for.
+  /// Purpose of a request.
   struct Open {
     std::shared_ptr<std::string> message;  // a control message that is sent
     std::shared_ptr<Batch> batch;          // or what a transfer or a reduction belongs to

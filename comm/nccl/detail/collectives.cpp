@@ -81,7 +81,7 @@ class Issue {
       return run([&](ncclComm_t comm) {
         return api().all_reduce(send(), recv(), length(n), type_, type_of(call_.reduce), comm, stream());
       });
-    // As the local backend's all_reduce: each rank reduces one slice, then the slices are gathered.
+    // Same as the local backend's all_reduce: each rank reduces one slice, then the slices are gathered.
     const int64_t slice = (n + lane_.size - 1) / lane_.size;
     std::vector<int64_t> begins;
     for (int r = 0; r <= lane_.size; ++r) begins.push_back(std::min(r * slice, n));

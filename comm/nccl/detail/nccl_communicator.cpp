@@ -46,7 +46,7 @@ void on_device(Device& device, F work) {
   if (failure) std::rethrow_exception(failure);
 }
 
-/// What the queued work of a communicator needs, which may outlive it.
+/// State of a communicator's queued operations, which may outlive it.
 struct Group {
   std::shared_ptr<Session> session;
   Handle& handle;

@@ -9,7 +9,7 @@
 namespace sherd::nccl {
 namespace {
 
-// How long the notice of a process's end may take after NCCL's own error.
+// Timeout of the report of a process's end after NCCL's own error.
 constexpr std::chrono::milliseconds kNoticeTime{1500};
 
 }  // namespace
@@ -134,7 +134,7 @@ void Session::await_notice(const std::string& where) {
 
 std::string Session::find_stragglers(const std::string& communicator, const std::vector<int>& world_ranks,
                                      int64_t number) {
-  // What another rank has detected meanwhile is the cause.
+  // The cause is the one that another rank has detected meanwhile.
   return progress_.find_stragglers(communicator, world_ranks, number,
                                    [this] { return comm::adopt_failure(domain(), *store_); });
 }

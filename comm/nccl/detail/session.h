@@ -64,7 +64,7 @@ class Session {
   /// Waits briefly for the store's notice of a failure. The end of a peer appears as NCCL's network error
   /// and, about as soon, as that notice, which names the rank. @throws PeerFailure when it has come.
   void await_notice(const std::string& where);
-  /// As Progress::find_stragglers(), until the launch fails.
+  /// Same as Progress::find_stragglers(), until the launch fails.
   std::string find_stragglers(const std::string& communicator, const std::vector<int>& world_ranks,
                               int64_t number);
 

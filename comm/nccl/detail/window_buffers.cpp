@@ -114,7 +114,7 @@ std::unique_ptr<BufferSet> make_window_buffers(const NcclApi& api, Device& devic
   world.on_device([&] {
     for (const BufferSpec& s : specs)
       tensors.push_back(Tensor::from(block, device, {s.elements}, s.dtype, s.kind, s.name));
-    // What is left of it is held, too.
+    // The rest of it is held, too.
     if (rest > 0)
       tensors.push_back(
           Tensor::from(block, device, {rest}, DType::u8, MemoryClass::scratch, "window granularity"));

@@ -5,7 +5,7 @@
 namespace sherd::nccl {
 namespace {
 
-// Of physical memory that other GPUs can map. NCCL may round up further, which it does not tell.
+// Granularity of physical memory that other GPUs can map. NCCL may round up further, without reporting it.
 constexpr int64_t kGranularity = int64_t{2} << 20;
 
 constexpr int kFirstWithWindows = 22700;  // 2.27.0, as ncclGetVersion says it

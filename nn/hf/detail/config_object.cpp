@@ -51,7 +51,7 @@ bool ConfigObject::has(const char* key) const { return !raw(key).is_null(); }
 int64_t ConfigObject::integer(const char* key, std::optional<int64_t> otherwise, int64_t low, int64_t high) {
   const json& value = raw(key);
   if (value.is_null() && otherwise) return *otherwise;
-  // Of unsigned numbers those above the signed ones' range are too large in any case.
+  // Unsigned numbers above the signed range are too large in any case.
   const bool fits = value.is_number_integer() &&
                     (!value.is_number_unsigned() || std::in_range<int64_t>(value.get<uint64_t>())) &&
                     value.get<int64_t>() >= low && value.get<int64_t>() <= high;

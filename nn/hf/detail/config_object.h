@@ -25,7 +25,7 @@ class ConfigObject {
   ConfigObject(std::string source, const nlohmann::json& object);
 
   bool has(const char* key) const;
-  /// Whether it is there, null or not.
+  /// Returns whether the key exists, null or not.
   bool contains(const char* key) const { return object_->contains(key); }
   /// An integer in [low, high]. @param otherwise where it is absent; none: it may not be.
   int64_t integer(const char* key, std::optional<int64_t> otherwise, int64_t low, int64_t high);

@@ -33,13 +33,13 @@ inline int64_t columns(ConfigObject& c, const char* key, std::optional<int64_t> 
   return c.integer(key, otherwise, 1, kMaxColumns);
 }
 
-// Where there are several spellings: the first that is there, the first of all where none is.
+// Returns the first of several spellings that exists, or the first of all if none does.
 inline const char* spelling(const ConfigObject& c, std::initializer_list<const char*> keys) {
   const auto found = std::find_if(keys.begin(), keys.end(), [&](const char* key) { return c.has(key); });
   return found == keys.end() ? *keys.begin() : *found;
 }
 
-// Whether a key is there and says nothing, which some classes take for "none" or false, not for the default.
+// Returns whether a key is null. Some classes read null as "none" or false, not as the default.
 inline bool is_null(const ConfigObject& c, const char* key) { return c.contains(key) && !c.has(key); }
 
 // Refuses a setting that must be `wanted` because nothing else is computed.

@@ -1,4 +1,4 @@
-// What DeepSeek-V3 has beyond llama, in config.json: latent attention and routing in groups. Private to nn/hf.
+// Additions of DeepSeek-V3 to llama in config.json: latent attention and routing in groups. Private to nn/hf.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace sherd::hf {
 
-/// Where keys of a mixture with routes_in_groups() are absent.
+/// Defaults for absent keys of a mixture with routes_in_groups().
 struct GroupDefaults {
   int64_t dense_layers = 3, groups = 8, top_groups = 4;
   double scaling = 2.5;

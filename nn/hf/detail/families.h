@@ -13,15 +13,15 @@ namespace sherd::hf {
 struct Family {
   nn::ModelFamily family;
   std::string_view model_type, architecture;
-  /// Where the key is absent; none: as many as heads.
+  /// Default for an absent key; none: as many as heads.
   std::optional<int64_t> kv_heads = std::nullopt;
-  /// Where the key is absent; none: dim / heads.
+  /// Default for an absent key; none: dim / heads.
   std::optional<int64_t> head_dim = std::nullopt;
   int64_t positions = 0;
   double norm_eps = 1e-6, theta = 10000;
-  /// "sliding_window" is known; all blocks have it, or as the next ones say.
+  /// "sliding_window" is supported; all blocks have it, unless the next members say otherwise.
   bool windows = true;
-  /// Where "sliding_window" is absent; 0: none.
+  /// Default for an absent "sliding_window"; 0: no window.
   int64_t window = 0;
   /// Windows are only used where "use_sliding_window" is true.
   bool window_switch = false;
@@ -30,7 +30,7 @@ struct Family {
   /// Blocks differ by "layer_types"; where it is absent, the last of every so many blocks has no window, the others have
   /// one. 0: not of this family.
   int64_t window_pattern = 0;
-  /// Of blocks with a window, as theta of the others; and the key that it has outside of rope_parameters, if any.
+  /// theta of blocks with a window; and its key outside of rope_parameters, if any.
   double window_theta = 10000;
   const char* window_theta_key = nullptr;
   /// "rope_parameters" has an object for each kind of block.
@@ -175,7 +175,7 @@ constexpr Family kFamilies[] = {
     gemma3("gemma3_text"),
     // Text alone, as the configuration of the model with images may be named.
     gemma3("gemma3"),
-    // Of the makers' own class, which is DeepSeek-V3's.
+    // Defaults of the makers' own class, which is DeepSeek-V3's.
     {.family = ModelFamily::kimi_k2,
      .model_type = "kimi_k2",
      .architecture = "DeepseekV3ForCausalLM",

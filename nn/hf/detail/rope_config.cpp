@@ -66,7 +66,8 @@ void read_lists(ConfigObject& rope, int64_t columns, RopeScaling& s) {
   }
 }
 
-// What transformers takes for an absent factor of longrope, and for a null one of yarn: the ratio of the lengths.
+// Returns transformers' default for an absent factor of longrope, and for a null one of yarn: the ratio of
+// the lengths.
 std::optional<double> factor_of_lengths(ConfigObject& rope, const ModelDescription& d, const RopeScaling& s) {
   const bool is_long = s.type == RopeType::longrope;
   if (!is_long && !(s.type == RopeType::yarn && is_null(rope, "factor"))) return std::nullopt;
@@ -115,7 +116,7 @@ RopeScaling read_scaling(ConfigObject& rope, const ModelDescription& d, int64_t 
   return s;
 }
 
-// Of each head; columns as the class counts them.
+// Reads the rotated part of each head; columns as the class counts them.
 void read_rotated_part(ConfigObject& c, ConfigObject& rope, ModelDescription& d) {
   const double outside = c.number("partial_rotary_factor", 0.5, kTiny, 1);
   const double part = rope.number("partial_rotary_factor", outside, kTiny, 1);
@@ -137,7 +138,7 @@ double rotated_part(const ModelDescription& d) {
 }
 
 void read_one_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
-  // As transformers: rope_scaling, where it says something, takes the place of rope_parameters.
+  // Same as transformers: a non-empty rope_scaling replaces rope_parameters.
   const bool scaled = c.has("rope_scaling") && c.raw("rope_scaling") != json::object();
   const char* key = scaled ? "rope_scaling" : "rope_parameters";
   ConfigObject rope = c.object(key);
@@ -158,7 +159,7 @@ void read_one_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
   if (rope.has(kFullAttention) || rope.has(kSlidingAttention))
     return c.refuse(
         key, "rotary settings by kind of block are not computed; train a model with one setting for all");
-  // As transformers: this key goes before the one inside.
+  // Same as transformers: this key has priority over the inner one.
   const auto original = c.has(kOriginal) ? std::optional(size(c, kOriginal)) : std::nullopt;
   d.rope.scaling = read_scaling(rope, d, d.rotated(d.rope), original);
 }
@@ -180,7 +181,7 @@ void read_rope_by_kind(ConfigObject& c, const Family& family, ModelDescription& 
     return c.refuse(
         "rope_parameters",
         "this family has an object \"full_attention\" and one \"sliding_attention\" in it; write both");
-  // As transformers: what versions before 5 wrote is of blocks without a window.
+  // Same as transformers: values written by versions before 5 are for blocks without a window.
   ConfigObject before = c.object("rope_scaling"),
                full = all.has(kFullAttention) ? all.object(kFullAttention) : before;
   if (all.has(kFullAttention) && c.has("rope_scaling"))

@@ -23,11 +23,11 @@ class DecoderLayer : public Module<DecoderLayer> {
   /// @param cache of this layer, for generation; null: sequences from their beginning.
   Var forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
               const Documents& documents = {}, KvCache::Layer* cache = nullptr);
-  /// Of the layer for multi-token prediction: its part of NextTokens' formula, shared_head.norm included.
-  /// @param next embeddings of the next tokens; as x in everything else
+  /// Forward of the layer for multi-token prediction: its part of NextTokens' formula, shared_head.norm
+  /// included. @param next embeddings of the next tokens; as x in everything else
   Var forward(const Var& next, const Var& x, const SequenceRows& rows, int64_t batch,
               const LayerBalance& balance, const Documents& documents);
-  /// That attention sees on this rank, and their width.
+  /// Returns the number, resp. the width, of the heads that attention caches on this rank.
   int64_t cached_heads() const { return latent_ ? latent_->cached_heads() : attention_->cached_heads(); }
   int64_t cached_width() const { return latent_ ? latent_->cached_width() : attention_->cached_width(); }
   /// Null without CausalModelOptions::logit_maxima.
@@ -69,7 +69,7 @@ class Decoder : public CausalModel {
   std::vector<std::shared_ptr<LogitMaxima>> logit_maxima() override;
 
  private:
-  /// How rows lie in a forward of these tokens; with a cache they are whole on every rank.
+  /// Returns the distribution of rows in a forward of these tokens; with a cache every rank has all rows.
   SequenceRows rows_of(const Tensor& tokens, const KvCache* cache = nullptr) const;
   Var hidden(const Var& tokens, float balance_scale, const Documents& documents = {},
              KvCache* cache = nullptr);
@@ -78,7 +78,7 @@ class Decoder : public CausalModel {
                      const Documents& documents);
   /// @param x rows behind the last norm
   CrossEntropy loss_of(const Var& x, const Tensor& targets, float scale) const;
-  /// What a forward of so many sequences tells its mixtures.
+  /// Returns the balancing loss of a mixture in a forward of these sequences.
   LayerBalance balance_of(int layer, float loss_scale, const std::shared_ptr<LayerLoads>& loads,
                           const Var& tokens, const Documents& documents);
   Var embedded(const Var& tokens, int64_t first, const SequenceRows& rows) const;

@@ -3,7 +3,7 @@
 namespace sherd::nn::detail {
 
 const FamilyNames& names_of(ModelFamily family) {
-  // Of gpt2, whose files have q, k and v in one tensor c_attn, those three names are this library's.
+  // For gpt2 the names of q, k and v are this library's: its files have them in one tensor c_attn.
   static constexpr FamilyNames kGpt2{.table = "transformer.wte",
                                      .positions = "transformer.wpe",
                                      .layers = "transformer.h",

@@ -12,7 +12,7 @@
 namespace sherd::nn::detail {
 namespace {
 
-// Of the norms of narrow products, whatever norm_eps says.
+// eps of the norms of narrow products, independent of norm_eps.
 constexpr float kLatentNormEps = 1e-6f;
 
 // linear() with adapters of w.

@@ -24,7 +24,7 @@ class LatentSelfAttention : public Module<LatentSelfAttention> {
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
               const Documents& documents = {}, KvCache::Layer* cache = nullptr);
   int64_t cached_heads() const { return heads_; }
-  /// Of a cached key or value.
+  /// Returns the width of a cached key or value.
   int64_t cached_width() const;
   const std::shared_ptr<LogitMaxima>& logit_maxima() const { return maxima_; }
 

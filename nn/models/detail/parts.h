@@ -20,11 +20,11 @@ struct Norm {
   float eps = 0;
   float base = 0;  // see rms_norm()
   bool defined() const { return weight.defined(); }
-  /// Of rows between regions: each rank's, where `rows` splits them.
+  /// Normalises rows between regions: each rank's, where `rows` splits them.
   Var operator()(const Var& x, const SequenceRows& rows) const;
 };
 
-/// What a module of a decoder knows: sizes, and the ranks that share it.
+/// Context of a decoder's module: sizes, and the ranks that share it.
 struct Context {
   ModelDescription model{};
   TensorParallel tp{};
@@ -45,7 +45,7 @@ struct Context {
   /// First values of matrices, and of those that add to the residual stream.
   Init values() const;
   Init residual_values() const;
-  /// Of norms' weights: 1, or distances from it.
+  /// Returns the initial weights of norms: 1, or 0 where weights are distances from 1.
   Init norm_values() const { return constant(is_gemma(model) ? 0.0f : 1.0f); }
   Norm norm(Parameter weight) const { return {std::move(weight), {}, model.norm_eps, norm_base()}; }
   float norm_base() const { return is_gemma(model) ? 1.0f : 0.0f; }

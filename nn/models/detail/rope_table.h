@@ -15,7 +15,8 @@ class RopeTable {
   /// @param rope of these layers. Of positions that are learned: no frequencies.
   RopeTable(const ModelDescription& model, const RopeDescription& rope);
   bool rotary() const { return !frequencies_.empty(); }
-  /// Of cosines and sines: RopeScaling::rotation_scale() and query_scalar; of latent attention, which scales them itself, too.
+  /// Returns the factor of cosines and sines: RopeScaling::rotation_scale() and query_scalar; of latent
+  /// attention, which scales them itself, too.
   float scale() const { return scale_; }
   /// @param positions that the forward's sequences have, those in a cache included
   Tensor on(Device& device, int64_t positions);

@@ -23,7 +23,7 @@ class SelfAttention : public Module<SelfAttention> {
   SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope, int64_t window = 0);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
               const Documents& documents = {}, KvCache::Layer* cache = nullptr);
-  /// That this rank's queries see.
+  /// Returns the number of key heads that this rank's queries use.
   int64_t cached_heads() const { return kv_heads_; }
   int64_t cached_width() const { return context_.model.head_dim; }
   const std::shared_ptr<LogitMaxima>& logit_maxima() const { return maxima_; }
@@ -39,7 +39,7 @@ class SelfAttention : public Module<SelfAttention> {
   std::vector<int64_t> shared_;              // key heads that it takes of all; empty: it has its own
   int64_t kv_heads_;                         // of what attention() gets
   std::vector<Parameter> weights_, biases_;  // q, k, v
-  // Of what qkv() computes in one product: q, k and v, or q alone, then k and v.
+  // Adapters of the products in qkv(): q, k and v, or q alone, then k and v.
   std::vector<Adapter> adapters_, shared_adapters_;
   std::vector<Adapter> out_adapters_;
   Parameter out_, out_bias_, q_norm_, k_norm_, sinks_;

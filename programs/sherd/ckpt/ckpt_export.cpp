@@ -23,7 +23,7 @@ struct Item {
   DType dtype = DType::f32;  // in the file
 };
 
-// Those with the largest elements first, so that all are aligned.
+// Returns the items, those with the largest elements first, so that all are aligned.
 std::vector<Item> items_of(const Manifest& m, const ExportOptions& options) {
   std::vector<Item> items;
   for (const CheckpointTensor& t : m.tensors) {

@@ -127,7 +127,7 @@ std::string tied_text(const Manifest& m) {
   return text;
 }
 
-// Of the tensors in which the writer of the manifest counted some.
+// Returns the text about tensors in which the writer of the manifest counted non-finite elements.
 std::string not_finite_text(const Manifest& m) {
   std::string text;
   int64_t tensors = 0, values = 0;

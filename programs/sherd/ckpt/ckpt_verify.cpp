@@ -30,7 +30,7 @@ std::string size_text(const Manifest& m) {
 
 enum class Verdict { sound, not_finite, damaged };
 
-// Which values, tensor by tensor.
+// Returns the text about non-finite values, tensor by tensor.
 std::string not_finite_text(const std::vector<TensorNotFinite>& tensors) {
   std::string text;
   for (const TensorNotFinite& t : tensors)

@@ -67,7 +67,7 @@ struct Arrangement {
   /// @throws InvalidArgument when the model is too large for arithmetic in 64 bits on so many ranks, or has
   /// more than 2^20 matrices.
   static Arrangement make(std::vector<ParamEntry> model, const ArrangeOptions& options);
-  /// Of all layouts and the plan.
+  /// Returns a digest of all layouts and the plan.
   uint64_t fingerprint() const;
 
   const Bucket& bucket_of(const ParamPlace& at) const { return buffers[at.buffer].buckets[at.bucket]; }

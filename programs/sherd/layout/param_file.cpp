@@ -43,7 +43,7 @@ class Complaints {
   std::vector<std::string> all_;
 };
 
-// As JSON, which escapes what a terminal would act upon.
+// Returns the value as JSON, which escapes control characters.
 std::string shortened(const json& value) {
   std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() <= 60) return text;

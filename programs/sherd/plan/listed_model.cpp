@@ -151,7 +151,7 @@ class ListedCausalModel final : public nn::CausalModel {
   std::vector<std::unique_ptr<ListedUnit>> units_;
 };
 
-/// What stands before and with the first number among the parts of a name; "root" without.
+/// Returns the parts of a name up to its first number; "root" without one.
 std::string unit_named(const std::string& name) {
   for (size_t begin = 0; begin < name.size();) {
     const size_t end = std::min(name.find('.', begin), name.size());

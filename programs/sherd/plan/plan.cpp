@@ -45,7 +45,7 @@ ContextPlan context_of(const PlanRequest& r) {
           .ranks_per_host = r.hardware.ranks_per_host};
 }
 
-/// What a forecast says of the byte model in place of the request's.
+/// Takes the figures of the byte model from a forecast instead of the request.
 void take_model(Plan& plan, const PlanRequest& r, const Forecast& first) {
   TokenWork work = r.shape ? token_work(*r.shape) : first.work;
   if (r.listed) work = token_work(*r.listed);

@@ -18,8 +18,8 @@
 namespace sherd::tools {
 
 struct PlanRequest {
-  /// Of the run. With a pipeline: ranks are a stage's. With context parallelism: each rank's part of a sequence is a
-  /// sequence.
+  /// Configuration of the run. With a pipeline: ranks are a stage's. With context parallelism: each rank's
+  /// part of a sequence is a sequence.
   train_gpt::TrainConfig config;
   HardwareProfile hardware;
   std::optional<PlannedShape> shape = {};          // of a model that is planned only, all stages

@@ -117,13 +117,13 @@ void split_sequences(PlanRequest& r, RunFlags& run, int64_t context) {
                   context));
 }
 
-/// As many sequences as data ranks and microbatches, unless they are given.
+/// Sets the batch to one sequence for each data rank and microbatch, unless it is given.
 void set_batch(RunFlags& run, int64_t data_ranks, int64_t context) {
   const int64_t rows = std::max<int64_t>(1, data_ranks) * run.number("--grad-accum", 1);
   run.set_unless_given("--batch", std::to_string(std::max<int64_t>(1, rows / context)));
 }
 
-/// Of one block, on a rank.
+/// Returns the width of keys and values of one block on a rank.
 int64_t kv_width(const train_gpt::TrainConfig& c) {
   if (c.model.empty()) return 2 * c.dim / c.tp;
   const nn::ModelDescription d = train_gpt::model_source(c).config.description;

@@ -8,13 +8,13 @@
 
 namespace sherd::tools {
 
-/// What the command takes besides the flags of a run.
+/// Flags of the command besides those of a run.
 struct PlanFlags {
   std::string hardware = "h100";
   std::string params = {};  // file or folder of read_listed()
   int64_t pipeline = 1;
   int64_t context = 1;
-  /// Of the run, as train_gpt spells them, or by the names of kAliases.
+  /// Flags of the run, as train_gpt spells them, or by the names of kAliases.
   std::vector<std::string> run;
 };
 

@@ -41,7 +41,7 @@ double seconds_between(StartOutcome::Clock::time_point from, StartOutcome::Clock
   return std::max(0.0, std::chrono::duration<double>(to - from).count());
 }
 
-// Of the batch system's job, or of the run, that this supervisor is a start of.
+// Returns name and start number of the batch system's job, or of the run, of this supervisor.
 std::pair<std::string, uint64_t> job_of_this_process() {
   const LockHolder self = LockHolder::of_this_process();
   return self.run.empty() ? std::pair(self.job, self.job_start) : std::pair(self.run, self.start);

@@ -78,7 +78,7 @@ class RestartPolicy {
   /// The one after `failed`. @param capacity slots of the hosts that are there.
   NextStart after(const FailedStart& failed, int64_t capacity);
   int64_t restarts() const { return restarts_; }
-  /// What further numbers of ranks must fit: more is known once there is a checkpoint.
+  /// Sets the rules for further numbers of ranks: a checkpoint adds some.
   void set_rules(const RankRules& rules) { rules_ = rules; }
 
  private:

@@ -13,8 +13,8 @@ class RunProgress {
  public:
   /// Reads the state of the files before a start. `target` outlives it.
   explicit RunProgress(const RunTarget& target);
-  /// Whether a step was finished since: there is a new checkpoint, or a new line of --metrics has a "step".
-  /// False where the program has neither.
+  /// Returns whether a step was finished since: a new checkpoint exists, or a new line of --metrics has a
+  /// "step". False if the program has neither.
   bool made() const;
   /// From the newest checkpoint of this run, or from the construction if that is later, until now.
   double seconds_since_checkpoint() const;

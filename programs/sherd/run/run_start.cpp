@@ -28,7 +28,7 @@ using std::chrono::milliseconds;
 // killed. Ranks on a host that is not reached end with the launcher's part there, when it misses the launcher, and can no longer
 // commit anything.
 constexpr milliseconds kLauncherEnds{3'000};
-// What the launcher has to bring the last output of ranks that have all ended.
+// Time of the launcher to pass on the last output once all ranks have ended.
 constexpr milliseconds kLauncherEndsItself{60'000};
 // This process was stopped itself, or got no CPU, when it sleeps for so much longer than it wanted to.
 constexpr milliseconds kOverslept{2'000};
@@ -163,8 +163,7 @@ class Start {
     }
   }
 
-  // Where this process could not run, ranks may not have been able to either, as in a suspended job: such
-  // time counts for nothing.
+  // Excludes time in which this process could not run: ranks may not have run either, as in a suspended job.
   void postpone(Clock::duration by) {
     if (until_ != Clock::time_point::max()) until_ += by;
     for (Standing& s : standing_) s.since += by;
@@ -242,7 +241,7 @@ class Start {
     return report.kind == RankReport::Kind::killed && is_stop_signal(report.value);
   }
 
-  // By SIGTERM processes are ended when another has failed.
+  // SIGTERM ends processes when another has failed.
   static bool was_killed(const RankReport& report) {
     return report.kind == RankReport::Kind::killed && !was_stopped(report);
   }

@@ -22,16 +22,16 @@ struct StartOptions {
   int64_t ranks = 1;
   /// From the launcher's beginning until the last rank has begun; a quarter of it from the first rank to the last.
   std::chrono::milliseconds begin_within{120'000};
-  /// What the other ranks have to report a failure, from the first one on, before they are ended. After a
+  /// Time of the other ranks to report a failure, from the first one on, before they are ended. After a
   /// killed rank, before a step is done, not more than the start has lasted, but at least 2 s: they may still
   /// wait for it in MPI_Init.
   std::chrono::milliseconds grace{15'000};
   /// Returns whether a step was done since the start.
   std::function<bool()> progressed = [] { return false; };
-  /// What the ranks have to save and end when the supervisor was asked to stop.
+  /// Time of the ranks to save and end when the supervisor was asked to stop.
   std::chrono::milliseconds stop_grace{300'000};
-  /// How long a rank may be suspended (SIGSTOP): its peers may wait for it for hours, so the start then
-  /// counts as failed by it.
+  /// Maximum time that a rank may be suspended (SIGSTOP). Its peers may wait for it for hours, so after this
+  /// time the start counts as failed by it.
   std::chrono::milliseconds stopped_for{60'000};
   /// From the end of the first rank that ended well to the end of the last. The launcher has as long, but no
   /// more than a minute, to end after that.

@@ -94,7 +94,7 @@ RunTarget::RunTarget(std::vector<std::string> command) : command_(std::move(comm
   if (!goes_on_in_save()) foreign_ = newest().sequence;
 }
 
-// Whether the command's first start resumes the newest checkpoint in save(), where there is one.
+// Returns whether the command's first start resumes the newest checkpoint in save(), if any.
 bool RunTarget::goes_on_in_save() const {
   if (value("overwrite") == "true") return false;
   const std::string from = resume(), parts = value("resume_parts");

@@ -29,8 +29,8 @@ class RunTarget {
   std::filesystem::path metrics() const { return value("metrics"); }
   /// The command's own --resume; empty: it has none.
   std::string resume() const { return value("resume"); }
-  /// What the command says of how its work is split. A batch that it does not name is taken from the newest
-  /// checkpoint of this run, or of --resume, as the program does.
+  /// Returns the rules for splitting the command's work. A batch that it does not name is taken from the
+  /// newest checkpoint of this run, or of --resume, as the program does.
   RankRules rules() const;
   /// The newest committed checkpoint of this run in save(): its step, and its sequence number; 0 and 0
   /// without one. Checkpoints that were there when this object was made are this run's only when the command,

@@ -32,7 +32,7 @@ ranks_below() {
   done
 }
 
-# Of each step behind $2 what was written last: a restart does some again.
+# Prints the last line of each step behind $2: a restart repeats some.
 losses() {
   grep -oE '"step": [0-9]+, "loss": [^,]*' "$1" |
     awk -F'[ ,]+' -v from="$2" '$2 > from { last[$2] = $0 } END { for (s in last) print last[s] }' | sort -k2,2n

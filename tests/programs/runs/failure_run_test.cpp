@@ -58,7 +58,7 @@ TEST(FailureRun, WrongFlagsAreUsageErrors) {
                  {"--ranks", "--heads", "--lr"});
 }
 
-TEST(FailureRun, CudaWhereThereIsNoneIsOneLine) {
+TEST(FailureRun, MissingCudaIsOneLine) {
   const auto metrics = scratch("kept");
   write_file(metrics, "of an earlier run\n");
   const Flags flags = small({"--device", "cuda", "--metrics", metrics.string()});
@@ -143,7 +143,7 @@ TEST(FailureRun, LeavesTheLastCollectivesOfEveryRankWhereAskedTo) {
       kFailure, {"over the memory limit"});
   const auto table = scratch("table");
   EXPECT_EQ(exit_code_of(SHERD_TOOL, {"trace", flights.string()}, ">" + table.string()), 0);
-  // Which rank is named first, and whether by its own message, depends on the order of the reports.
+  // The order of the reports decides which rank is named first, and whether by its own message.
   EXPECT_THAT(read_file(table), AllOf(HasSubstr("4 of 4 ranks"), HasSubstr(" failed")));
   expect_failure(small({"--flight-recorder", "/dev/null/x"}), kFailure,
                  {"--flight-recorder /dev/null/x: cannot be made"});

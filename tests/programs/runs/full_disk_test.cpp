@@ -66,7 +66,7 @@ Flags small(const Flags& extra) {
          extra;
 }
 
-TEST(FullDisk, TrainingGoesOnWithoutCheckpointsAndMetricsAndFailsAtTheEnd) {
+TEST(FullDisk, TrainingContinuesWithoutCheckpointsAndMetricsAndFailsAtTheEnd) {
   const auto disk = scratch("disk");
   const SmallDisk small_disk(disk);
   if (!small_disk.refusal().empty())
@@ -82,7 +82,7 @@ TEST(FullDisk, TrainingGoesOnWithoutCheckpointsAndMetricsAndFailsAtTheEnd) {
   EXPECT_THAT(f.err, HasSubstr("training ended, but its last checkpoint is missing"));
   EXPECT_TRUE(fs::exists(weights)) << "it trained to the end";
 
-  // What was saved before is whole: a run resumes it once there is room.
+  // Earlier checkpoints are complete: a run resumes them once there is room.
   const Finished verified = run_train_gpt(small({"--resume", (disk / "run").string()}));
   EXPECT_EQ(verified.exit_code, 0) << verified.err;
 }

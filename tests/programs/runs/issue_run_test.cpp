@@ -68,7 +68,7 @@ TEST(IssueRun, EvaluatingAndSavingDoNotMoveIntoTheStep) {
   expect_waits(saving + Flags{"--async-save"}, 8, 0);
 }
 
-// What is saved behind training is the step's, whatever the host has issued meanwhile.
+// A background save has the step's state, whatever the host has issued meanwhile.
 TEST(IssueRun, SavedBehindTrainingIsExactlyThatStep) {
   const auto folder = scratch("behind");
   for (const char* optimizer : {"adamw", "muon"}) {
@@ -97,7 +97,7 @@ TEST(IssueRun, SavedBehindTrainingIsExactlyThatStep) {
   }
 }
 
-TEST(IssueRun, StopsWhereItIsTold) {
+TEST(IssueRun, StopsAtTheRequestedStep) {
   expect_waits({"--stop-at", "1"}, 1, 0);
   expect_waits({"--stop-at", "5"}, 5, 0);
 }

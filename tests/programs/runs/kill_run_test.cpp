@@ -70,7 +70,7 @@ TEST(KillRun, WhatWasCommittedIsNeverHarmed) {
     const pid_t child = start(flags);
     ASSERT_GT(child, 0);
     int status = 0;
-    // Of three, one at any time since its start, one after its first commit, one after anything changed on
+    // Of three kills, one is at any time since its start, one after its first commit, one after any change on
     // disk.
     const auto before = names_in(folder);
     const auto waits = [&] {

@@ -97,7 +97,7 @@ TEST_P(ModelRun, ArrangementsAgreeToRounding) {
   for (const Flags& a : arrangements) expect_close_losses(train(GetParam(), a + common), one, 1e-4, show(a));
 }
 
-TEST_P(ModelRun, GoesOnElsewhereInBits) {
+TEST_P(ModelRun, ResumesElsewhereInBits) {
   const fs::path folder = scratch("checkpoints");
   Outcome whole;
   for (const std::string optimizer : {"soap", "muon"}) {
@@ -109,7 +109,7 @@ TEST_P(ModelRun, GoesOnElsewhereInBits) {
                                             "zero1", "--layout", "whole_param"});
     EXPECT_EQ(rest.weights, whole.weights) << optimizer;
   }
-  // What is not said comes from the checkpoint: model, tokens, optimizer, batch.
+  // Settings that are not given come from the checkpoint: model, tokens, optimizer, batch.
   const fs::path metrics = scratch("rest.jsonl");
   fs::remove(metrics);
   const Finished alone = run_train_gpt({"--resume", folder.string(), "--ranks", "2", "--tp", "2", "--metrics",
@@ -199,7 +199,7 @@ fs::path folder_with_head() {
   return out;
 }
 
-TEST(ModelMultiToken, StrategiesAgreeInBitsAndRunsGoOnElsewhere) {
+TEST(ModelMultiToken, StrategiesAgreeInBitsAndRunsResumeElsewhere) {
   const Flags base = {"--model", folder_with_head().string(), "--mtp-weight", "0.3", "--ranks", "4"};
   for (const std::string optimizer : {"adamw", "muon"}) {
     const Flags common = base + Flags{"--optimizer", optimizer};
@@ -443,7 +443,7 @@ TEST(ModelFolders, ACheckpointOfAnotherModelIsNamedWithTheFlag) {
 }
 
 // The optimizer's state is the checkpoint's, the weights are those of the folder.
-TEST(ModelFolders, AnOptimizerAloneGoesOnWithTheFoldersWeights) {
+TEST(ModelFolders, AnOptimizerAloneResumesWithTheFoldersWeights) {
   const fs::path saved = scratch("saved"), out = scratch("out");
   fs::remove_all(saved);
   fs::remove_all(out);

@@ -164,7 +164,7 @@ TEST(MoeRuns, ReplicasShardExpertsAllTheSame) {
     EXPECT_EQ(f.exit_code, 0) << f.err;
     return f.out;
   };
-  // Of parameters, gradients and optimizer state, in percent of what one rank alone would hold.
+  // Largest memory of parameters, gradients and optimizer state, in percent of that of a single rank.
   const auto largest = [](const std::string& out) {
     std::array<double, 3> percent = {};
     const size_t at = out.find("largest rank");

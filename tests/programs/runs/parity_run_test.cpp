@@ -1,6 +1,6 @@
 // Whole runs of the program: one arithmetic, whatever is sharded.
 //
-// Of strategy, layout and replica arrangement every pair of values is run; tests/fsdp/parity_test.cpp has all
+// Runs every pair of values of strategy, layout and replica arrangement; tests/fsdp/parity_test.cpp has all
 // triples in one process. With SHERD_NIGHTLY set, the program runs all of them, too.
 #include <gtest/gtest.h>
 

@@ -15,7 +15,7 @@ namespace {
 
 using Calls = std::map<std::string, int64_t>;
 
-// Of a step without an evaluation before it.
+// Counts the calls of a step without an evaluation before it.
 Calls counted(const Flags& flags) {
   const auto data = scratch("text"), metrics = scratch("metrics");
   write_file(data, golden_text());

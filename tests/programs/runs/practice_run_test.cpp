@@ -47,7 +47,7 @@ Finished run_from(const fs::path& checkpoint, const Flags& flags) {
   return run_train_gpt(Flags{"--resume", checkpoint.string()} + flags);
 }
 
-TEST(PracticeRun, ACheckpointAloneIsEnoughToGoOn) {
+TEST(PracticeRun, ACheckpointAloneIsEnoughToResume) {
   const fs::path saved = fresh("saved"), all = fresh("all.jsonl"), rest = fresh("rest.jsonl");
   const Flags ranks = {"--ranks", "2"};
   const Finished whole = run_train_gpt(
@@ -74,7 +74,7 @@ TEST(PracticeRun, ACheckpointAloneIsEnoughToGoOn) {
                 6 * (2 * 12 * 36 * 36 + 256 * 36) + 6 * 25 * 2 * 36, 1);
   }
 
-  // What is given wins, what may not change is named.
+  // Given settings win; those that may not change are named.
   const Finished longer = run_from(saved, {"--steps", "7", "--lr", "0.001", "--warmup", "1"});
   EXPECT_EQ(longer.exit_code, 0) << longer.err;
   EXPECT_THAT(longer.out, AllOf(HasSubstr("6 steps are done, of 7"), Not(HasSubstr("--lr 0"))));
@@ -195,7 +195,7 @@ TEST(PracticeRun, SetsOfEvaluationDataDecideWhichCheckpointIsKept) {
 }
 
 // The folder that a model came from is unused once there is a checkpoint.
-TEST(PracticeRun, AModelGoesOnWithoutTheFolderThatItCameFrom) {
+TEST(PracticeRun, AModelResumesWithoutTheFolderThatItCameFrom) {
   const fs::path saved = fresh("saved"), model = fresh("model"), gone = fresh("gone"),
                  tokens = scratch("tokens.bin"), all = fresh("all.jsonl"), rest = fresh("rest.jsonl"),
                  like = fresh("like"), out = fresh("out");

@@ -52,7 +52,7 @@ int diff(const fs::path& a, const fs::path& b) {
 
 class ResumeRun : public ::testing::TestWithParam<Flags> {};
 
-// As `sherd ckpt` shows the name: in one line, with nothing that a terminal acts on.
+// The name is shown as by `sherd ckpt`: in one line, without control characters.
 TEST(ResumeRunNames, AFolderWithALineBreakInItsNameIsResumedAndShownInOneLine) {
   const fs::path folder = fresh("line\nbreak\x1b[2J");
   const std::string shown = R"(line\u000abreak\u001b[2J)";
@@ -98,7 +98,7 @@ TEST(ResumeRunPatterns, RecordedOnesAreMatchedInLinearTime) {
   }
 }
 
-TEST_P(ResumeRun, GoesOnAsIfItHadNotStopped) {
+TEST_P(ResumeRun, ContinuesAsIfItHadNotStopped) {
   for (const Flags& optimizer : {Flags{"--optimizer", "adamw"}, Flags{"--optimizer", "muon"},
                                  Flags{"--optimizer", "muon", "--muon-fraction", "0.25"}}) {
     for (const Flags& mode : {Flags{}, Flags{"--async-save"}}) {
@@ -125,8 +125,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Flags{"--ranks", "4", "--tp", "2"},
                       Flags{"--ranks", "4", "--experts", "4", "--expert-parallel", "2"}));
 
-// What loads bit for bit continues within the rounding of another number of ranks.
-TEST(ResumeElsewhere, AnyArrangementLoadsTheSameBitsAndGoesOn) {
+// A state that loads bit for bit continues within the rounding of another number of ranks.
+TEST(ResumeElsewhere, AnyArrangementLoadsTheSameBitsAndContinues) {
   const Flags muon = {"--optimizer", "muon"};
   const fs::path folder = fresh("saved"), saved = folder / "step_00000010";
   const Outcome whole =
@@ -358,7 +358,7 @@ TEST(SavingRun, OtherRunsCheckpointsAreReplacedOnlyWhereThatIsAskedFor) {
   EXPECT_THAT(names_in(folder), ElementsAre("latest", "lock", "step_00000005"));
 }
 
-TEST(SavingRun, MetricsGoOnAfterATornLine) {
+TEST(SavingRun, MetricsContinueAfterATornLine) {
   const fs::path folder = fresh("saved"), metrics = fresh("metrics.jsonl");
   const Flags flags = {"--ranks", "2", "--metrics", metrics.string()};
   ASSERT_EQ(run_small(flags + Flags{"--steps", "2", "--save", folder.string()}).exit_code, 0);

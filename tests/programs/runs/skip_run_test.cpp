@@ -85,7 +85,7 @@ TEST(SkipRun, AtTheLimitTheRunSavesAndWhatIsBeingSavedIsKept) {
   EXPECT_THAT(first.err, HasSubstr("1 consecutive step, up to step 1"));
 }
 
-TEST(SkipRun, WithoutLimitOrSwitchedOffTheRunGoesOn) {
+TEST(SkipRun, WithoutLimitOrSwitchedOffTheRunContinues) {
   const auto metrics = scratch("skip_metrics");
   const std::string weights = poisoned_weights();
   for (const bool off : {false, true}) {

@@ -214,7 +214,7 @@ TEST(StopRun, WithoutSaveItStopsAndSaysThatNothingWasKept) {
 }
 
 // It is saved, so that a run that has nothing left to train can do the rest.
-TEST(StopRun, AskedToStopInTheLastStepItLeavesTheRestToARunThatGoesOn) {
+TEST(StopRun, AskedToStopInTheLastStepItLeavesTheRestToAResumedRun) {
   for (int attempt = 0; attempt < 5; ++attempt) {
     const fs::path folder = fresh("last"), metrics = fresh("last.jsonl"), weights = fresh("last.weights");
     const Flags outputs = {"--save",         folder.string(),    "--metrics",
@@ -263,7 +263,7 @@ TEST(StopRun, ASecondSignalEndsItAtOnceAndTheGraceIsKept) {
   }
 }
 
-// That it leaves time for the save is shown where no clock is needed (training_loop_test.cpp).
+// training_loop_test.cpp shows without a clock that it leaves time for the save.
 TEST(StopRun, TheLimitOfTimeStopsItSaved) {
   const fs::path folder = fresh("limited"), metrics = fresh("limited.jsonl");
   const auto begin = std::chrono::steady_clock::now();

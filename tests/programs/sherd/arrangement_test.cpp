@@ -134,7 +134,7 @@ std::vector<std::vector<ParamEntry>> models_of_all_kinds() {
       root(transformer(3, 16, 48, 64)),
       root({e("embed", {64, 16}, kAdamW), e("0.qkv", {32, 16}, kMuon, {16, 8, 8}), e("0.o", {16, 16}, kMuon),
             e("1.qkv", {32, 16}, kMuon, {16, 8, 8}), e("1.o", {16, 16}, kMuon), e("1.mlp", {64, 16}, kMuon)}),
-      // By elements, the stack without blocks would be the cheaper of the two stacks.
+      // The stack without blocks has fewer elements than the other stack.
       root({e("router", {4, 16}, kAdamW), e("experts.fc", {4, 24, 16}, kMuon),
             e("experts.bias", {4, 24}, kAdamW), e("experts.gate_up", {4, 48, 16}, kMuon, {24, 24}),
             e("experts.out", {4, 16, 24}, kMuon), e("q", {16, 16}, kMuon), e("dense", {40, 16}, kMuon)}),
@@ -330,7 +330,7 @@ TEST(Arrangement, BuffersThatTogetherPass64BitsAreRefused) {
           << policy;
 }
 
-TEST(Summary, TellsWhatThereIs) {
+TEST(Summary, ListsTheContent) {
   const std::string text = summary(arrange(transformer(40, 64, 192, 500), 4, "whole_param:size_match"));
   for (const char* part :
        {"whole_param:size_match over 4 ranks: AdamW 37184 elements in 82 parameters", "whole_param/bf16",

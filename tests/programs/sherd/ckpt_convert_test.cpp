@@ -37,7 +37,7 @@ class CkptConvert : public Ckpt {
   }
 };
 
-// What a tensor of a file holds.
+// Returns the content of a tensor of a file.
 std::string bytes_in(const SafetensorsReader& file, const std::string& name) {
   const SafetensorsEntry* e = file.find(name);
   if (e == nullptr) return "missing";

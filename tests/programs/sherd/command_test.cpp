@@ -124,7 +124,7 @@ TEST_F(Layout, RowsOfPiecesAreNullWhereARowIsCut) {
             json::parse(R"({"name": "embed", "elements": [36, 66], "rows": [6, 5]})"));
 }
 
-TEST_F(Layout, TheSummaryIsForPeople) {
+TEST_F(Layout, TheSummaryIsHumanReadable) {
   const Finished f = layout(kModel, "--world 2");
   EXPECT_EQ(f.exit_code, 0);
   EXPECT_THAT(f.out, StartsWith("ragged over 2 ranks"));

@@ -103,7 +103,7 @@ TEST(ParamFile, SizesThatOverflowAreRefused) {
               HasSubstr("there are more than 2^63 - 1"));
 }
 
-TEST(ParamFile, WhatIsNoListOfParametersIsRefused) {
+TEST(ParamFile, OtherFilesAreRefused) {
   EXPECT_THAT(refusal(""), HasSubstr("not JSON"));
   EXPECT_THAT(refusal("[{"), HasSubstr("line 1, column"));
   EXPECT_THAT(refusal("\xff"), HasSubstr("not JSON"));

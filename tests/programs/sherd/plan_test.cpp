@@ -170,7 +170,7 @@ TEST_F(PlanProgram, PlansAListOfParametersAsTheModelItIsOf) {
   const std::string list = folder_.write("params.json", llama_list(3, 256, 512, 320));
   const std::string run = " --world 4 --seq 128 --hardware cpu --optimizer muon";
   json listed = plan_of("--params " + list + run), model = plan_of("--model " + (folder_ / "model") + run);
-  // Of the rank with the largest peak, which activations may make another one.
+  // Rank with the largest peak; activations may make it another rank.
   for (json* p : {&listed, &model})
     for (json& c : p->at("collectives"))
       if (c.at("name") == "all_to_all_v") c.erase("bytes");
@@ -222,7 +222,7 @@ TEST_F(PlanProgram, PlansSequencesOnSeveralRanks) {
     return found;
   };
   EXPECT_TRUE(exchanges(whole).is_null());
-  // Of 32 blocks: forward, again in backward, and backward with gradients.
+  // Exchanges of 32 blocks: forward, again in backward, and backward with gradients.
   const int64_t kv = int64_t{8192} * 2 * 1024 * 2;
   EXPECT_EQ(exchanges(split).at("calls"), 32 * 3 * 3);
   EXPECT_EQ(exchanges(split).at("bytes"), 32 * 3 * kv * 4);

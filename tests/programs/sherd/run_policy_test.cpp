@@ -82,7 +82,7 @@ TEST(RestartPolicy, OnOneMachineTheNumberStaysUntilTheRestartsAreUsedUp) {
   EXPECT_THAT(last.why, HasSubstr("--max-restarts 3"));
 }
 
-TEST(RestartPolicy, ACrashLoopIsGivenUpUnlessStepsAreDone) {
+TEST(RestartPolicy, ACrashLoopIsAbortedUnlessStepsAreDone) {
   RestartPolicy policy({.ranks = 2, .max_restarts = 100}, {});
   EXPECT_EQ(policy.after(ended(2, 1, "cannot open x"), kAny).ranks, 2);
   EXPECT_EQ(policy.after(ended(2, 1, "cannot open y"), kAny).ranks, 2) << "in another way";
@@ -158,7 +158,7 @@ TEST(RestartPolicy, RulesThatAreNotKnownYetAreFoundByTryingOrLearntFromACheckpoi
   EXPECT_EQ(learns.after(killed(4, 1, true), kAny).ranks, 2);
 }
 
-TEST(RestartPolicy, WhatHasEndedForGoodIsGivenUpAndEndedRanksAreNotLost) {
+TEST(RestartPolicy, AFinalFailureIsNotRestartedAndEndedRanksAreNotLost) {
   RestartPolicy policy({.ranks = 4, .max_restarts = 100}, {});
   FailedStart for_good = ended(4, kForGood, "lines are missing", true);
   for_good.for_good = true;

@@ -84,7 +84,7 @@ class Run : public ::testing::Test {
     for (size_t at = 0; (at = text.find("launcher ", at)) != text.npos; ++at) ++count;
     return count;
   }
-  /// What looks like a committed checkpoint to one who asks for names and sequence numbers.
+  /// Makes a folder with the name and sequence number of a committed checkpoint.
   void checkpoint(const std::string& name, char sequence) const {
     std::string manifest("sherdckp\1\0\0\0\0\0\0\0", 16);
     manifest += sequence + std::string(15, '\0');  // an empty message follows
@@ -169,7 +169,7 @@ TEST_F(Run, ARankThatDoesNotBeginWithTheOthersIsNamed) {
                             "rank 1 did not"));
 }
 
-TEST_F(Run, AnExitCodeIsToldWithTheProgramsLastWords) {
+TEST_F(Run, AnExitCodeIsReportedWithTheProgramsLastLines) {
   program("[[ $rank == 1 ]] && { echo 'cannot open the data' >&2; exit 4; }\nsleep 0.3");
   const Finished f = run("--nproc 2 --max-restarts 50");
   EXPECT_EQ(f.exit_code, 1);
@@ -255,7 +255,7 @@ TEST_F(Run, ACheckpointNameWithMoreDigitsThanAStepHasIsNotACheckpoint) {
   EXPECT_THAT(f.err, AllOf(HasSubstr("from step 3"), Not(HasSubstr("stoll"))));
 }
 
-TEST_F(Run, TheKilledRankIsTheCauseThoughOneThatMissedItIsHeardFirst) {
+TEST_F(Run, TheKilledRankIsTheCauseThoughAPeersReportComesFirst) {
   // Rank 1 waits until rank 0's keeper, which reports its end, is gone.
   program(R"(
 [[ $start == 2 ]] && exit 0
@@ -305,7 +305,7 @@ TEST_F(Run, TheSameRankKilledAgainLeavesARank) {
   EXPECT_THAT(log(), HasSubstr("program --batch 12 --ranks=4 --ranks 3\n"));
 }
 
-TEST_F(Run, ProgressIsNoCrashLoopAndGoesOnFromTheNewestCheckpoint) {
+TEST_F(Run, ProgressIsNotACrashLoopAndResumesTheNewestCheckpoint) {
   checkpoint("mine/step_00000040", 4);
   program(R"(
 if [[ $rank == 0 ]]; then
@@ -334,7 +334,7 @@ while [[ ! -e $here/done.$start ]]; do sleep 0.05; done
                                     folder_.path().string())));
 }
 
-TEST_F(Run, GoesOnFromWhatItsFolderHoldsUnlessThatIsAnotherRuns) {
+TEST_F(Run, ResumesTheFoldersCheckpointUnlessItIsAnotherRuns) {
   checkpoint("saved/step_00000040", 4);
   program("[[ $start == 2 ]] || { echo $start >&2; exit 1; }");
   const std::string saved = folder_ / "saved";
@@ -389,7 +389,7 @@ TEST_F(Run, RanksThatHangAreEnded) {
   EXPECT_THAT(f.err, ContainsRegex("start 2 .* because rank 0 .* ended with exit code 1"));
 }
 
-// What rank 1 does to stop, and how rank 0 knows that it stands.
+// Script by which rank 1 suspends itself, and rank 0 detects it.
 constexpr const char* kStops = R"(
 stands() { [[ -s $here/pid ]] && grep -q '^State:.T' /proc/$(cat $here/pid)/status; }
 if [[ $rank == 1 && ! -e $here/pid ]]; then
@@ -399,7 +399,7 @@ fi
 [[ $rank == 0 && $start == 1 ]] && until stands; do sleep 0.05; done
 )";
 
-TEST_F(Run, RanksThatStandStoppedAreNamedAndNotWaitedFor) {
+TEST_F(Run, SuspendedRanksAreNamedAndNotWaitedFor) {
   program(std::string(kStops) + "[[ $start == 2 || $rank == 1 ]] || exit 1");
   const Finished f = run("--nproc 2 --grace 3600");
   EXPECT_EQ(f.exit_code, 0) << f.err;
@@ -423,7 +423,7 @@ TEST_F(Run, ALaunchersSignalEndsRanksThatStandStopped) {
   }
 }
 
-TEST_F(Run, ARankThatStandsStoppedTooLongHasFailed) {
+TEST_F(Run, ARankThatIsSuspendedTooLongHasFailed) {
   program(std::string(kStops) + "[[ $start == 2 ]] || exec sleep 600");
   const Finished f = run("--nproc 2 --stopped-for 1");
   EXPECT_EQ(f.exit_code, 0) << f.err;
@@ -432,7 +432,7 @@ TEST_F(Run, ARankThatStandsStoppedTooLongHasFailed) {
       f.err, ContainsRegex("because rank 1 [^;]* was stopped by signal 19 [^;]* and did not continue after"));
 }
 
-TEST_F(Run, ARankThatGoesOnHasNotFailed) {
+TEST_F(Run, ARankThatContinuesHasNotFailed) {
   program(std::string(kStops) + "[[ $rank == 1 ]] || { kill -CONT $(cat $here/pid); sleep 6; }");
   const Finished f = run("--nproc 2 --stopped-for 5");
   EXPECT_EQ(f.exit_code, 0) << f.err;

@@ -28,7 +28,8 @@ json record(int64_t number, const std::string& op, int64_t sequence, const std::
           {"started_ns", 0},      {"finished_ns", 0}, {"started_wall_ns", 0}};
 }
 
-/// Of three ranks, which did `ops` on the world: the last of them waits, where it is one of those with a "!".
+/// Returns the file of one of three ranks that called `ops` on the world: the last one waits if it ends with
+/// "!".
 json file_of(int rank, const std::vector<std::string>& ops) {
   json j = {{"sherd_flight", 1},
             {"rank", rank},
@@ -122,7 +123,7 @@ TEST_F(Trace, NamesRanksThatNeverCameWhileOthersWait) {
   EXPECT_EQ(d["ranks"], json({1}));
   EXPECT_EQ(d["sequence"], 2);
   EXPECT_THAT(trace(files).out, HasSubstr("ranks 0, 2 running, rank 1 never called it"));
-  // Who forgot its older operations has come, where its count says so, and has not, where that does.
+  // A rank with dropped operations counts as arrived, or as missing, by its count.
   json forgot = file_of(1, {"barrier"});
   forgot["recorded"] = 300;
   forgot["groups"][0]["calls"] = 2;
@@ -159,7 +160,7 @@ TEST_F(Trace, MatchesMessagesOfTwoRanks) {
               HasSubstr("world #1 from rank 0 to rank 2: rank 0 called send"));
 }
 
-TEST_F(Trace, TellsDifferentCommunicatorsAndFilesThatAreNotThere) {
+TEST_F(Trace, DistinguishesCommunicatorsAndNamesMissingFiles) {
   json odd = file_of(1, {"barrier"});
   odd["groups"][0]["ranks"] = {0, 1};
   EXPECT_EQ(first({file_of(0, {"barrier"}), odd})["kind"], "communicator");

@@ -1,4 +1,4 @@
-// Which settings are refused, by themselves and together, and what the job around them decides.
+// Settings that are refused, by themselves and together, and decisions by the job around them.
 #include <cstdlib>
 #include <filesystem>
 

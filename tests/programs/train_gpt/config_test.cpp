@@ -418,7 +418,7 @@ TEST(Config, VersionNamesTheProgramAndWhatWasBuiltIn) {
           "train_gpt [0-9.]+ \\(CUDA .*, NCCL .*, cuDNN attention .*, MPI .*; this processor: AVX.*\\)\n"));
 }
 
-TEST(Config, FlagsWinOverTheFileWhereverTheyStand) {
+TEST(Config, FlagsWinOverTheFileInAnyOrder) {
   const TemporaryFolder folder;
   const std::string file = folder.write("c.txt", "ranks: 4\nlr: 0.5 quiet: true\nstrategy: 'zero1'");
   for (const auto& flags : {std::vector<std::string>{"--lr", "0.25", "--config", file},

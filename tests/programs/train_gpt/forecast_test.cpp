@@ -21,7 +21,7 @@
 namespace train_gpt {
 namespace {
 
-/// What one rank's runtime counted in its third step.
+/// Counts of one rank's runtime in its third step.
 struct Counted {
   std::map<std::string, std::pair<int64_t, int64_t>> comm;  // calls and bytes of all communicators
   std::map<std::string, std::pair<int64_t, int64_t>> reported;

@@ -150,7 +150,7 @@ TEST_F(Inheritance, WeightsAloneBringWhatTheModelIsMadeOf) {
   EXPECT_THAT(line.inherited, ElementsAre("--seq 24", "--dim 48"));
 }
 
-// Of a run that trained a published shape on token files.
+// Inheritance from a run that trained a published shape on token files.
 class ModelInheritance : public Inheritance {
  protected:
   void SetUp() override {
@@ -252,7 +252,7 @@ TEST_F(Inheritance, ACheckpointThatIsNotThereIsNamedBesideOtherProblems) {
               AllOf(HasSubstr("--batch 16"), HasSubstr("--resume /nowhere: its settings cannot be read")));
 }
 
-TEST(Schedules, EndWhereTheyAreToldTo) {
+TEST(Schedules, EndAtTheRequestedStep) {
   const auto rate = [](const std::vector<std::string>& flags, int64_t step) {
     return learning_rate(schedule_of(parse_line(flags).config), step);
   };
@@ -323,7 +323,7 @@ TEST(WithoutTraining, WindowsToEvaluateAreRefusedWhereNothingIsEvaluated) {
   EXPECT_EQ(parse_line({"--eval-every", "2", "--eval-windows", "0"}).config.eval_windows, 0);
 }
 
-TEST(WithoutTraining, AFileOfSettingsMayNameWhatIsNotUsed) {
+TEST(WithoutTraining, AConfigFileMayNameUnusedSettings) {
   const TemporaryFolder folder;
   const std::string file = folder.write("c.txt", "save: 'run' save_every: 5 steps: 20 loss_svg: 'l.svg'");
   const TrainConfig c =
@@ -394,7 +394,7 @@ TEST_F(InheritedModel, TheCheckpointHasItWhereTheFolderIsGone) {
     EXPECT_EQ(theta(line), 500000);
     EXPECT_TRUE(model_source(line.config).folder.empty());
   }
-  // What is saved from here on holds it as well.
+  // Later checkpoints hold it as well.
   EXPECT_EQ(text_for_checkpoints(parse_line({"--resume", path()}).config), text_for_checkpoints(saved_));
   // Another name is taken at its word, and so is one without a checkpoint.
   EXPECT_THAT(refusal({"--resume", path(), "--model", folder_ / "lama"}),
@@ -428,7 +428,7 @@ TEST_F(InheritedModel, AFolderThatBecameAnotherModelIsNamedInALine) {
   EXPECT_THAT(refusal({"--resume", path(), "--model", saved_.model}), HasSubstr("not valid JSON"));
 }
 
-// As a file's text is refused.
+// Refused in the same way as a file's text.
 TEST_F(InheritedModel, HostileTextInACheckpointIsRefusedInALine) {
   const std::string deep(100'000, '['), zero("{\0}", 3);
   for (const auto& [text, why] : {std::pair<std::string, const char*>{"", "not valid JSON"},

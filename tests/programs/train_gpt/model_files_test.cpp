@@ -126,7 +126,7 @@ TEST(ModelFiles, LinksOutOfTheFolderAreNotFollowed) {
   }
 }
 
-TEST(ModelFiles, TensorsThatAreNoPartOfTheModelAreLeftOutUnlessWeightsAreStrict) {
+TEST(ModelFiles, TensorsOutsideTheModelAreLeftOutUnlessWeightsAreStrict) {
   const TemporaryFolder folder;
   write_model(folder, "in");
   sherd::nn::ModelDescription d = small_llama();

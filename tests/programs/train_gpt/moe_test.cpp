@@ -128,7 +128,7 @@ struct Host {
     return share;
   }
 
-  /// Of one call on one rank: what its backward differentiates.
+  /// Returns the objective of one call on one rank, which its backward differentiates.
   double objective(size_t call) const {
     double sum = 0;
     const Call c = forward(xs[call]);

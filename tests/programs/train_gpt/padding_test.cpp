@@ -33,7 +33,7 @@ Flags operator+(Flags a, const Flags& b) {
 
 struct Padding : testing::Test {
   Padding() {
-    // Of 2 to 11 tokens; every third one ends with context.
+    // Examples of 2 to 11 tokens; every third one ends with context.
     std::vector<std::vector<int32_t>> examples;
     for (int32_t e = 0; e < 24; ++e) {
       examples.emplace_back();
@@ -134,7 +134,7 @@ const Flags kOneRank{}, kAccumulated{"--grad-accum", "2", "--recompute", "blocks
     kTensorParallel{"--ranks", "4", "--tp", "2"},
     kSequenceParallel{"--ranks", "4", "--tp", "2", "--sequence-parallel", "true", "--grad-accum", "2"};
 
-TEST_F(Padding, IsNoLogitThatQkClipClips) {
+TEST_F(Padding, IsNotALogitThatQkClipClips) {
   for (const std::string family : {"llama", "mistral", "deepseek_v3"}) {
     const Flags clip = model(family) + Flags{"--qk-clip", "0.5"};
     const Trained clipped = train(clip, kPlaces), free = train(model(family), kPlaces);
@@ -146,7 +146,7 @@ TEST_F(Padding, IsNoLogitThatQkClipClips) {
   expect_the_same_at_any_length(Flags{"--dim", "16", "--layers", "1", "--heads", "2", "--qk-clip", "1e-3"});
 }
 
-TEST_F(Padding, IsNoLoadOfExperts) {
+TEST_F(Padding, IsNotALoadOfExperts) {
   for (const Flags& ranks : {kOneRank, kAccumulated, kTensorParallel + Flags{"--expert-parallel", "2"},
                              kSequenceParallel + Flags{"--expert-parallel", "4", "--recompute", "blocks"}}) {
     expect_the_same_at_any_length(model("qwen3_moe") + Flags{"--moe-aux", "0.5"} + ranks);

@@ -107,7 +107,7 @@ TEST(Settings, EveryWordIsOneOfTheLibrarys) {
   EXPECT_GT(words, 60);
 }
 
-TEST(Settings, AliasesStandForWords) {
+TEST(Settings, AliasesAreReplacedByWords) {
   EXPECT_EQ(parse({"--strategy", "zero1"}).strategy, "optim");
   EXPECT_THAT(refusal({"--strategy", "zero"}), ::testing::HasSubstr("must be one of no_shard|optim"));
 }

@@ -21,7 +21,7 @@ struct WorkOfTokens {
   sherd::TokenWork formula, counted;
 };
 
-/// Of a model of which `pattern` is frozen.
+/// Returns the work of a model whose parameters of `pattern` are frozen.
 WorkOfTokens work_of(const std::vector<std::string>& flags, const std::string& pattern) {
   const TrainConfig c = with_model_files(parse_line(flags).config);
   const auto model = build_model(c, {}, {});

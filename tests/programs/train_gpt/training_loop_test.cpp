@@ -161,7 +161,7 @@ class StopsWhenRead : public sherd::FileBytes {
 };
 
 // After the last step no other one asks: the held-out data is read when that is done, and before it is saved.
-TEST_F(TrainingLoop, ASignalBehindTheLastStepIsHeardOnAllRanks) {
+TEST_F(TrainingLoop, ASignalBehindTheLastStepIsReceivedOnAllRanks) {
   config.eval_every = 1000;
   const auto held_out = std::make_shared<StopsWhenRead>();
   const auto validation = std::make_shared<const sherd::TokenStream>(
@@ -199,7 +199,7 @@ TEST_F(TrainingLoop, TrainingEvaluationsAndSavesHaveTimesOfTheirOwn) {
   EXPECT_LT(training + evaluations + saves, all);
 }
 
-TEST(EvaluationWindows, OfTextAreBoundedUnlessToldOtherwise) {
+TEST(EvaluationWindows, OfTextAreBoundedUnlessConfiguredOtherwise) {
   TrainConfig c;
   EXPECT_EQ(evaluation_windows(c), 256);
   c.valid_tokens = "v.bin";
