@@ -6,7 +6,7 @@ source=$(realpath "$1") compiler=$2 build=${3:-}
 shift $(($# < 3 ? $# : 3))
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-# A program by the name of nvcc: CUDA is not to be built unless it is asked for.
+# A program by the name of nvcc: CUDA is built where it is asked for alone.
 mkdir "$scratch/bin" && printf '#!/bin/sh\necho "nvcc was called" >&2\nexit 1\n' >"$scratch/bin/nvcc" && chmod +x "$scratch/bin/nvcc"
 PATH=$scratch/bin:$PATH CUDACXX=$scratch/bin/nvcc \
   cmake -S "$source/tests/packaging/subproject" -B "$scratch" -G Ninja -DCMAKE_CXX_COMPILER="$compiler" \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/install_deps.sh among programs that stand for dpkg, sudo and apt: as a user, debconf is set to ask
-# nothing, its line on apt-utils is dropped, and the errors of apt are not. Usage: install_deps_test.sh SOURCE_DIR
+# scripts/install_deps.sh among programs that stand for dpkg, sudo and apt: under sudo debconf runs without questions, its
+# line on apt-utils is dropped, and the errors of apt are shown. Usage: install_deps_test.sh SOURCE_DIR
 set -euo pipefail
 script=$1/scripts/install_deps.sh
 scratch=$(mktemp -d)

@@ -124,7 +124,8 @@ std::string parse_as(const Field& field, const std::string& text, T& number) {
     if (is_out_of_range<T>(text)) return bounds_of(field) + "; this has no 64-bit representation";
     return std::is_same_v<T, int64_t> ? "must be a whole number" : "must be a number";
   }
-  if (parsed == 0 && text.starts_with('-')) return bounds_of(field) + "; write 0 without a sign";
+  if (parsed == 0 && text.starts_with('-') && field.low <= 0)
+    return bounds_of(field) + "; write 0 without a sign";
   number = parsed;
   return "";
 }

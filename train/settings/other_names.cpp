@@ -235,7 +235,7 @@ constexpr OtherName kOtherNames[] = {
     {"attentiondropout", "", "", "the models have no dropout; leave it out"},
     {"vocabsize", "", "", "the vocabulary is that of --model, or 256 byte values; leave it out"}};
 
-/// Letters and digits alone, small, after the last dot.
+/// Letters and digits alone, small, of the part after the last dot.
 std::string plain(std::string_view name) {
   name = name.substr(0, name.find('='));
   if (const size_t dot = name.rfind('.'); dot != name.npos) name.remove_prefix(dot + 1);
