@@ -44,8 +44,9 @@ Inherited inherit(TrainConfig& config, const std::function<bool(std::string_view
   try {
     saved = sherd::saved_training(config.resume);
   } catch (const sherd::Error& e) {
-    unread = e.what();
-    if (is_hugging_face(config.resume))
+    if (!is_hugging_face(config.resume))
+      unread = e.what();
+    else
       problems.push_back(fmt::format(
           "--resume {}: a Hugging Face folder, not a checkpoint; give --model {}, or --init-weights "
           "{} for its weights alone",

@@ -21,8 +21,10 @@ class Collector : public google::protobuf::io::ErrorCollector {
 
   /// Both count from 0.
   void AddError(int line, google::protobuf::io::ColumnNumber column, const std::string& message) override {
-    problems_.push_back(fmt::format("{}:{}:{}: {}{}", path_, line + 1, column + 1, message,
-                                    suggestion(unknown_in(message), known_)));
+    const std::string near = suggestion(unknown_in(message), known_);
+    std::string_view what = message;
+    if (!near.empty() && what.ends_with('.')) what.remove_suffix(1);
+    problems_.push_back(fmt::format("{}:{}:{}: {}{}", path_, line + 1, column + 1, what, near));
   }
 
  private:

@@ -536,6 +536,7 @@ TEST(Config, FlagsOfOtherProgramsAreNamedWithTheOnesHere) {
     EXPECT_THAT(refusal({flag, "1"}), HasSubstr(std::string(flag) + ": unknown flag; did you mean " + here));
   EXPECT_THAT(refusal({"--dropout", "0.1"}), HasSubstr("the models have no dropout; leave it out"));
   EXPECT_THAT(refusal({"--data"}), HasSubstr("--data: 1 required PATH missing"));
+  EXPECT_THAT(refusal({"--data", "t", "text.txt"}), HasSubstr("such as --data PATH"));
   EXPECT_THAT(refusal({"text.txt"}),
               HasSubstr("'text.txt': expected a flag; values follow flags, such as --data PATH"));
 }
@@ -576,6 +577,7 @@ TEST(Config, WhatIsNotAModelsFolderIsNamedWithTheRemedy) {
                         "lfs pull` in its repository"));
   EXPECT_THAT(refusal({"--resume", (folder / "m")}),
               HasSubstr("m: a Hugging Face folder, not a checkpoint; give --model "));
+  EXPECT_THAT(refusal({"--resume", folder / "m"}), Not(HasSubstr("its settings cannot be read")));
 }
 
 TEST(Config, ErrorsInTheFileNameLineAndColumn) {

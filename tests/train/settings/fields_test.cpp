@@ -145,7 +145,7 @@ TEST(Fields, UnknownNamesAreThoseOfOtherProgramsOrNearOnes) {
   Settings s;
   const std::string file = folder.write("c.txtpb", "values: 7");
   EXPECT_THAT(parse(s, {"--config", file.c_str()}),
-              Contains(HasSubstr("no field named \"values\".; did you mean --value?")));
+              Contains(HasSubstr("no field named \"values\"; did you mean --value?")));
 }
 
 TEST(Fields, HelpAndRecordFollowTheTable) {
