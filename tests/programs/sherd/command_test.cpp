@@ -151,9 +151,9 @@ TEST_F(Layout, WrongFlagsExitWith2) {
   EXPECT_THAT(run("frobnicate").err,
               HasSubstr("'frobnicate': neither a command nor the value of a flag\nsherd --help"));
   EXPECT_THAT(
-      run("run --nprco 2 --np 3 -- true").err,
+      run("run --nprocs 2 --np 3 -- true").err,
       HasSubstr(
-          "--nprco: unknown flag; did you mean --nproc?\n'2': neither a command nor the value of a "
+          "--nprocs: unknown flag; did you mean --nproc?\n'2': neither a command nor the value of a "
           "flag\n--np: unknown flag\n'3': neither a command nor the value of a flag\nsherd run --help"));
   EXPECT_THAT(run("").err, HasSubstr("A command is required"));
 }
