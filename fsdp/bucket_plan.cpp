@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <sherd/dtensor/layer_wise.h>
@@ -70,9 +71,10 @@ int last_inside(const std::vector<PlanUnit>& units, int u) {
 
 std::vector<int> BucketPlan::members() const {
   std::vector<int> all;
+  std::set<int> seen;
   // Reverse of model order: the last unit's backward comes first.
   for (size_t i = units.size(); i-- > 0;)
-    if (std::find(all.begin(), all.end(), units[i]) == all.end()) all.push_back(units[i]);
+    if (seen.insert(units[i]).second) all.push_back(units[i]);
   return all;
 }
 

@@ -152,8 +152,8 @@ std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const Unit
   unit.params = claim.params;
   // A bucket knows its units; a unit also needs the buckets that hold its parameters.
   for (size_t k = 0; k < buckets_.size(); ++k) {
-    const std::vector<int> members = plan_.buckets[k].members();
-    if (std::find(members.begin(), members.end(), number) != members.end())
+    const std::vector<int>& units = plan_.buckets[k].units;
+    if (std::find(units.begin(), units.end(), number) != units.end())
       unit.buckets.push_back(buckets_[k].get());
   }
   claim.module->unit_ = std::make_shared<Unit>(*context_, std::move(unit));

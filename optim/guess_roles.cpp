@@ -1,6 +1,7 @@
 #include <sherd/optim/role.h>
 
 #include <algorithm>
+#include <map>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -19,6 +20,8 @@ class Guesser {
   explicit Guesser(const std::vector<RoleQuestion>& model) : model_(model) {
     for (size_t i = 0; i < model.size(); ++i) {
       places_.push_back(place_of(model[i].name));
+      by_name_.emplace(model[i].name, i);
+      by_prefix_[places_.back().prefix].push_back(i);
       if (model[i].shape.size() != 2) continue;
       last_matrix_ = i;
       // Embeddings are [vocabulary, width]; position tables usually have fewer rows.
@@ -77,16 +80,15 @@ class Guesser {
     const NamedPlace& at = places_[i];
     const auto experts = [](const NamePart& p) { return word_of(p, {"expert", "experts", "moe"}); };
     // A sibling named "experts" settles it: the gate beside it routes.
-    for (const RoleQuestion& other : model_) {
-      if (!other.name.starts_with(at.prefix)) continue;
-      const NamePart beside = parts_of(std::string_view(other.name).substr(at.prefix.size())).front();
+    for (const size_t j : names_from(at.prefix)) {
+      const NamePart beside = parts_of(std::string_view(model_[j].name).substr(at.prefix.size())).front();
       if (!word_of(beside, {"expert", "experts"}).empty())
         return RoleGuess{Role::router, fmt::format("{}: '{}' beside '{}'", name_of(Role::router),
                                                    at.owner.text, beside.text)};
     }
     // A matrix of the same shape beside it makes it half of a gated layer (SwiGLU).
-    for (size_t j = 0; j < model_.size(); ++j)
-      if (j != i && places_[j].prefix == at.prefix && model_[j].shape == model_[i].shape)
+    for (const size_t j : by_prefix_.at(at.prefix))
+      if (j != i && model_[j].shape == model_[i].shape)
         return RoleGuess{Role::hidden, fmt::format("hidden matrix: '{}' as large as '{}'", at.owner.text,
                                                    places_[j].owner.text)};
     const NamePart* part = nullptr;
@@ -179,8 +181,19 @@ class Guesser {
     return vocabulary_ > 0 && s.size() == 2 && (s[0] == vocabulary_ || s[1] == vocabulary_);
   }
 
+  // Parameters whose names begin with `prefix`, in the model's order.
+  std::vector<size_t> names_from(const std::string& prefix) const {
+    std::vector<size_t> found;
+    for (auto at = by_name_.lower_bound(prefix); at != by_name_.end() && at->first.starts_with(prefix); ++at)
+      found.push_back(at->second);
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+
   const std::vector<RoleQuestion>& model_;
   std::vector<NamedPlace> places_;
+  std::multimap<std::string_view, size_t> by_name_;
+  std::map<std::string, std::vector<size_t>> by_prefix_;  // of siblings of the owner, in the model's order
   size_t last_matrix_ = 0;
   int64_t vocabulary_ = 0;  // rows of the largest embedding
   bool layered_ = false;    // somewhere there is a list

@@ -150,6 +150,17 @@ def pieces_of(file, whole):
         yield text
 
 
+def refuse_bytes(path, error):
+    """Names the line, which the decoder, ahead of the reader, does not know."""
+    place = ""
+    if path != "-":
+        with open(path, "rb") as file, contextlib.suppress(UnicodeDecodeError):
+            for number, line in enumerate(file, 1):
+                place = f", line {number}"
+                line.decode("utf-8")
+    fail(f"{path}{place}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert the file, for example with iconv")
+
+
 def documents(path, arguments, whole):
     """Lists of texts whose tokens belong together: (texts, last), last: the document ends here."""
     # Standard input is read as files are, whatever the locale says, and stays open.
@@ -188,6 +199,14 @@ def examples(path):
             yield number, example if isinstance(example, dict) else {}
 
 
+def decoded(lines, path):
+    """The same; bytes that are not UTF-8 end the program."""
+    try:
+        yield from lines
+    except UnicodeDecodeError as error:
+        refuse_bytes(path, error)
+
+
 def write_chats(arguments, tokenizer, choose, progress, outputs):
     """Writes the examples of all files; reports what was left out, lost or split."""
     folder = arguments.tokenizer if os.path.isdir(arguments.tokenizer) else os.path.dirname(arguments.tokenizer)
@@ -203,7 +222,7 @@ def write_chats(arguments, tokenizer, choose, progress, outputs):
         entry[1] += documents
 
     for path in arguments.files:
-        for number, example in examples(path):
+        for number, example in decoded(examples(path), path):
             to, place = choose(), f"{path}, line {number}"
             try:
                 documents, notes = chat.documents(example, tokenizer)
@@ -336,7 +355,7 @@ def main():
     if masked:
         try:
             done = write_chats(arguments, tokenizer, choose, progress, outputs)
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             fail(f"cannot read the examples: {error}")
     for path in () if masked else arguments.files:
         try:
@@ -353,7 +372,9 @@ def main():
                         to.end_document(length)
                         to, length, done = choose(), 0, done + 1
                 progress.show(done, sum(o.tokens for o in outputs))
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            refuse_bytes(path, error)
+        except OSError as error:
             fail(f"cannot read '{path}': {error}")
     for output in outputs:
         output.close()

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <sherd/comm/backend.h>
@@ -62,6 +63,23 @@ void take_ranks_of_job(TrainConfig& c, const sherd::GivenFlags& given) {
   if (const int processes = sherd::job_in_environment().processes; processes > 0) c.ranks = processes;
 }
 
+/// take_sizes(). @throws sherd::InvalidArgument, naming the configuration, for sizes outside of the settings' bounds.
+void take_sizes_in_bounds(TrainConfig& c, const ModelSource& source, bool balance_given) {
+  const TrainConfig before = c;
+  take_sizes(c, source, balance_given);
+  std::vector<std::string> wrong;
+  for (const sherd::FieldGroup& group : fields_of(c))
+    for (const sherd::Field& field : group.fields)
+      for (const std::string_view size : {"dim", "layers", "heads", "experts", "expert_top_k"})
+        if (field.name == size && !sherd::check_value(field).empty())
+          wrong.push_back(
+              fmt::format("{} {}: {}", size, sherd::show_value(field), sherd::check_value(field)));
+  if (wrong.empty()) return;
+  c = before;
+  throw sherd::InvalidArgument(
+      fmt::format("'{}': {}; take a smaller model", source.config.source, fmt::join(wrong, "; ")));
+}
+
 /// Sizes of --model's own, before anything is checked against them.
 void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool model_given,
                 bool balance_given, std::vector<std::string>& problems) {
@@ -77,7 +95,7 @@ void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool 
                       "--mtp-weight X trains it. "
                       "Its weights, where the folder has them, are kept as they are",
                       source.config.mtp_layers));
-    take_sizes(c, source, balance_given);
+    take_sizes_in_bounds(c, source, balance_given);
     check_model(c, source, problems);
   } catch (const sherd::InvalidArgument& e) {
     problems.push_back(e.what());

@@ -64,7 +64,7 @@ class Check : public json::json_sax_t {
     return true;
   }
   bool parse_error(size_t, const std::string&, const json::exception& e) override {
-    throw JsonError(fmt::format("is not valid JSON: {}", printable(e.what())));
+    throw JsonError(fmt::format("is not valid JSON: {}", printable(json_reason(e))));
   }
 
  private:
@@ -88,6 +88,12 @@ class Check : public json::json_sax_t {
 };
 
 }  // namespace
+
+std::string json_reason(const json::exception& e) {
+  const std::string what = e.what();
+  const size_t prefix = what.find("] ");
+  return prefix == what.npos ? what : what.substr(prefix + 2);
+}
 
 std::string shown(std::string_view text) { return in_json(text, kPrintedBytes); }
 

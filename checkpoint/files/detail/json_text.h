@@ -14,6 +14,9 @@
 
 namespace sherd {
 
+/// Returns what is wrong, without the library's prefix "[json.exception.NAME.ID] ".
+std::string json_reason(const nlohmann::json::exception& e);
+
 /// The text in double quotes, as printable() and JSON escape it; cut when it is long.
 std::string shown(std::string_view text);
 /// The value as JSON on one line, escaped as printable() does, of which about `most` bytes are written; costs no more

@@ -90,13 +90,21 @@ void LayoutCommand::run(std::ostream& out, std::ostream& err) const {
   if (optimizer != "soap" && whole_balance != LayoutCommand().whole_balance)
     err << "sherd layout: --whole-balance has no effect without --optimizer soap: Muon's state is not on "
            "owners\n";
-  const Arrangement a = Arrangement::make(read_params(params), {.world = static_cast<int>(world),
-                                                                .layout = choice,
-                                                                .bucket_elements = bucket_elements,
-                                                                .align = align,
-                                                                .per_unit = per_unit,
-                                                                .soap = optimizer == "soap",
-                                                                .state_weight = whole_balance});
+  const ArrangeOptions options{.world = static_cast<int>(world),
+                               .layout = choice,
+                               .bucket_elements = bucket_elements,
+                               .align = align,
+                               .per_unit = per_unit,
+                               .soap = optimizer == "soap",
+                               .state_weight = whole_balance};
+  std::vector<ParamEntry> model = read_params(params);
+  const Arrangement a = [&] {
+    try {
+      return Arrangement::make(std::move(model), options);
+    } catch (const InvalidArgument& e) {
+      throw InvalidArgument(fmt::format("{}: {}", params, e.what()));
+    }
+  }();
   if (json) {
     write_json(out, a);
   } else {

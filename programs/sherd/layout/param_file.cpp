@@ -14,7 +14,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd::tools {
 namespace {
@@ -208,10 +210,8 @@ json parse_json(std::istream& in, const std::string& source, Complaints& complai
   try {
     return json::parse(in, look);
   } catch (const json::exception& e) {
-    const std::string what = e.what();
-    const size_t code = what.find("] ");
     throw InvalidArgument(fmt::format("{}: not JSON: {}; write a list of objects, one for each parameter",
-                                      source, code == what.npos ? what : what.substr(code + 2)));
+                                      source, printable(json_reason(e))));
   }
 }
 

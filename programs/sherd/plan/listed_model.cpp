@@ -197,8 +197,17 @@ ParameterCount count_parameters(const ListedModel& model) {
   return count;
 }
 
-std::string listed_routes(const std::string& matrices) {
-  return fmt::format("(^|[.]){}={};(^|[.]){}=adamw", kMuonMark, matrices, kAdamwMark);
+std::string listed_routes(const ListedModel& model, const std::string& matrices) {
+  // A rule that decides about no parameter is refused.
+  std::string rules;
+  const auto add = [&](const char* mark, bool muon, const std::string& optimizer) {
+    if (std::ranges::any_of(model.params,
+                            [&](const ParamEntry& e) { return (e.optimizer == Algorithm::muon) == muon; }))
+      rules += fmt::format("(^|[.]){}={};", mark, optimizer);
+  };
+  add(kMuonMark, true, matrices);
+  add(kAdamwMark, false, "adamw");
+  return rules;
 }
 
 std::unique_ptr<nn::CausalModel> listed_model(const ListedModel& model) {

@@ -31,7 +31,7 @@ TokenWork token_work(const ListedModel& model);
 ParameterCount count_parameters(const ListedModel& model);
 
 /// Routing rules, as --route has them, that give each matrix the optimizer of the list. @param matrices the run's --optimizer
-std::string listed_routes(const std::string& matrices);
+std::string listed_routes(const ListedModel& model, const std::string& matrices);
 
 /// Builds the model: a block for each unit, and the root. Activations are the outputs of products. Its forward runs on
 /// a dry device alone; elsewhere it throws NotSupported.

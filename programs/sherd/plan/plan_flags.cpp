@@ -68,7 +68,12 @@ class RunFlags {
     const train_gpt::CommandLine line = train_gpt::parse_config(static_cast<int>(argv.size()), argv.data());
     if (line.help)
       throw InvalidArgument("--help-all and --version are flags of train_gpt; see sherd plan --help");
-    return line.config;
+    if (line.config.trains()) return line.config;
+    throw InvalidArgument(
+        fmt::format("{}: a plan is of a training step; leave it out, or give --steps of at least 1",
+                    line.config.eval_only     ? "--eval-only"
+                    : line.config.sample_only ? "--sample-only"
+                                              : "--steps 0"));
   }
 
  private:
@@ -200,7 +205,7 @@ void take_listed(PlanRequest& r, RunFlags& run, const PlanFlags& flags) {
       std::ranges::any_of(listed->params, [](const ParamEntry& e) { return e.optimizer == Algorithm::muon; });
   if (muon) run.set_unless_given("--optimizer", "muon");
   const std::string optimizer = run.value("--optimizer").value_or("adamw");
-  if (optimizer != "adamw") run.set_unless_given("--route", listed_routes(optimizer));
+  if (optimizer != "adamw") run.set_unless_given("--route", listed_routes(*listed, optimizer));
   set_batch(run, run.number("--ranks", 1), 1);
   r.config = run.parse();
   r.listed = listed;

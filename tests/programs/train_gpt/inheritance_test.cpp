@@ -115,6 +115,17 @@ TEST_F(Inheritance, FlagsAndTheFileWin) {
   EXPECT_EQ(parse_line({"--config", folder_.write("d.txt", "resume: '" + path() + "'")}).config.dim, 48);
 }
 
+// SECURITY.md lists them: what a checkpoint can make a run open.
+TEST_F(Inheritance, NoOutputIsTakenOver) {
+  const std::vector<std::string_view> names = inherited_settings(false);
+  for (const char* const path :
+       {"save", "metrics", "log_dir", "loss_svg", "trace", "timeline", "export_weights", "export_hf",
+        "export_adapter", "flight_recorder", "tokenizer", "init_weights", "resume"})
+    EXPECT_THAT(names, Not(Contains(path)));
+  for (const char* const path : {"data", "tokens", "sft", "valid_tokens", "eval_data", "model"})
+    EXPECT_THAT(names, Contains(path));
+}
+
 // A stranger's checkpoint decides these.
 TEST_F(Inheritance, RecordedPatternsAreBoundedAndTheErrorNamesTheCheckpoint) {
   const std::string deep(20000, '('), from = " was saved with the checkpoint of --resume " + path();
