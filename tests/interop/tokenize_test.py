@@ -94,6 +94,12 @@ def main():
         assert len(long) > 2 << 20
         run(*tokenizer, "--format", "u16", "--out", folder / "long", "-", text=long)
         assert tokens((folder / "long").read_bytes(), "H") == encoded(long)
+        (folder / "latin.jsonl").write_bytes(b'{"body": "a"}\n{"body": "\xe4"}\n')
+        (folder / "one.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+        for more in (["--key", "body"], ["--chat", folder / "one.jinja"]):
+            said = run(*tokenizer, *more, "--out", folder / "x", folder / "latin.jsonl", code=1)
+            assert f"{folder / 'latin.jsonl'}, line 2: byte 0xe4 is not UTF-8; convert the file" in said, said
+
         # Standard input is a file like others: UTF-8 whatever the locale, with the line breaks that it has.
         foreign = "one\r\ntwo\rthree ä 😀\n"
         run(*tokenizer, "--format", "u16", "--out", folder / "foreign", "-", text=foreign,

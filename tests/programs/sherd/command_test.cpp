@@ -13,6 +13,7 @@ namespace {
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 /// Runs `sherd layout` on a file with this text.
@@ -159,13 +160,38 @@ TEST_F(Layout, WrongFlagsExitWith2) {
 }
 
 TEST_F(Layout, WrongContentExitsWith1AndPrintsNoJson) {
-  for (const char* model : {"", "[", "[]", "[[[[", "{}", R"([{"name": "x"}])"}) {
+  const char* const huge =
+      R"([{"name": "x", "shape": [4000000000, 1000000000], "dtype": "fp32", "optimizer": "adamw", "unit": "u"}])";
+  for (const char* model : {"", "[", "[]", "[[[[", "{}", R"([{"name": "x"}])", huge}) {
     const Finished f = layout(model, "--world 2 --json");
     EXPECT_EQ(f.exit_code, 1) << model;
     EXPECT_EQ(f.out, "") << model;
-    EXPECT_THAT(f.err, AllOf(StartsWith("sherd layout: "), HasSubstr("model.json"))) << model;
+    EXPECT_THAT(
+        f.err, AllOf(StartsWith("sherd layout: "), HasSubstr("model.json"), Not(HasSubstr("json.exception"))))
+        << model;
   }
   EXPECT_EQ(run("layout --params " + (folder_ / "none.json") + " --world 2").exit_code, 1);
+}
+
+TEST_F(Layout, APlanNamesTheFlagOrTheFileThatCannotBeUsed) {
+  const Finished none = run("plan --steps 0");
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("--steps 0: a plan is of a training step"));
+  const std::string config =
+      folder_.write("config.json", R"({"model_type": "mixtral", "vocab_size": 512, "hidden_size": 64,
+    "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_local_experts": 60000})");
+  const Finished large = run("plan --model " + config);
+  EXPECT_EQ(large.exit_code, 2);
+  EXPECT_THAT(large.err, HasSubstr("config.json': experts 60000: must be from 0 to 1024"));
+  folder_.write("config.json", R"({"a":)");
+  EXPECT_THAT(
+      run("plan --model " + config).err,
+      AllOf(HasSubstr("config.json': it is not valid JSON: parse error"), Not(HasSubstr("json.exception"))));
+  // Muon has all parameters of this list: the rule of AdamW would decide about none.
+  const std::string list = folder_.write(
+      "muon.json",
+      R"([{"name": "a.0.w", "shape": [8, 8], "dtype": "fp32", "optimizer": "muon", "unit": "a"}])");
+  EXPECT_EQ(run("plan --params " + list).exit_code, 0);
 }
 
 TEST_F(Layout, OutputThatCannotBeWrittenExitsWith1) {
