@@ -64,7 +64,8 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
   }
   std::vector<std::string_view> known;
   for (const Option& o : options) known.emplace_back(o.field->name);
-  const auto takes_value = std::ranges::find_if(options, [](const Option& o) { return o.field->value[0] != '\0'; });
+  const auto takes_value =
+      std::ranges::find_if(options, [](const Option& o) { return o.field->value[0] != '\0'; });
   const std::string example = takes_value == options.end()
                                   ? ""
                                   : fmt::format("; values follow flags, such as {} {}",
