@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/kernels/device/printable.h>
+
 namespace train_gpt {
 namespace {
 
@@ -64,7 +66,7 @@ std::vector<std::string> changed_flags(Settings settings, Settings standard,
       const std::string value = sherd::show_value(field);
       if (!wanted(field.name) || value == sherd::show_value(defaults[g].fields[i])) continue;
       const bool is_switch = field.value[0] == '\0';
-      flags.push_back(sherd::flag_of(field) + (is_switch ? "" : " " + value));
+      flags.push_back(sherd::flag_of(field) + (is_switch ? "" : " " + sherd::printable(value)));
     }
   }
   return flags;

@@ -138,6 +138,7 @@ TEST_F(Inheritance, RecordedPatternsAreBoundedAndTheErrorNamesTheCheckpoint) {
         << flag;
   EXPECT_THAT(text, AllOf(HasSubstr("(((...': not a regular expression: 20000 bytes are more than 1000"),
                           HasSubstr("; give the flag to replace it)")));
+  EXPECT_LT(text.size(), 4000u) << text;
   EXPECT_THAT(refusal({"--resume", path(), "--freeze", "[", "--lora-targets", "a", "--route", "tok=adamw"}),
               AllOf(HasSubstr("--freeze '['"), Not(HasSubstr(from))));
 
