@@ -82,6 +82,7 @@ else
   echo "SKIPPED: requeued jobs, for host names cannot be changed here (that takes root), or cc is missing" >&2
 fi
 command -v prlimit >/dev/null || { echo "SKIPPED: throws, for prlimit is missing" >&2; kinds=("${kinds[@]/throws/killed}"); }
+# shellcheck source-path=SCRIPTDIR source=faults_stop.sh
 source scripts/faults_stop.sh
 if can_stop; then kinds+=("${stop_kinds[@]}"); else echo "SKIPPED: stop signals, for cc is missing" >&2; fi
 if [[ -n ${KINDS:-} ]]; then

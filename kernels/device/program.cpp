@@ -25,8 +25,8 @@ const char* program_version() { return SHERD_VERSION; }
 
 std::string program_build() {
   const dnnl_version_t& library = *dnnl_version();
-  return fmt::format("{}; compiler {}, oneDNN {}.{}.{} {}, glibc {}", SHERD_FEATURES, __VERSION__,
-                     library.major, library.minor, library.patch, library.hash, gnu_get_libc_version());
+  return fmt::format("glibc {}, oneDNN {}.{}.{} {}, compiler {}; {}", gnu_get_libc_version(), library.major,
+                     library.minor, library.patch, library.hash, __VERSION__, SHERD_FEATURES);
 }
 
 std::string version_text(const std::string& program) {

@@ -76,10 +76,11 @@ std::vector<std::string> compare_programs(const sherd::RankContext& rank, const 
                              compared[version].odd_ranks);
   std::vector<std::string> differences;
   if (!compared[build].equal())
-    differences.push_back(fmt::format(
-        "the processes of the job are different builds of sherd: {}; results may have other bits than with "
-        "one build; start the same program on all hosts",
-        by_value(rank, own.build)));
+    differences.push_back(
+        fmt::format("the processes of the job are different builds of sherd, or use other libraries: {}; "
+                    "results may have other bits "
+                    "than with one build; start the same program with the same libraries on all hosts",
+                    by_value(rank, own.build)));
   if (compared[hardware].equal()) return differences;
   const std::string each = by_value(rank, own.hardware);
   const uint64_t above = static_cast<uint64_t>(own.level + 1);

@@ -6,7 +6,7 @@
 # shellcheck disable=SC2317,SC2329  # wait_for calls functions
 set -uo pipefail
 bin=$(readlink -f "$1") root=$(readlink -f "$2")
-if [[ -z ${SLURM_CONF:-} ]]; then KILL_WAIT=30 exec "$root/tests/scripts/slurm/one_node.sh" "$0" "$bin" "$root"; fi
+if [[ -z ${SHERD_ONE_NODE:-} ]]; then KILL_WAIT=30 exec "$root/tests/scripts/slurm/one_node.sh" "$0" "$bin" "$root"; fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cc -shared -fPIC -o "$work/slow.so" "$root/scripts/slow_fsync.c" -ldl || { echo "SKIPPED: cc is missing" >&2; exit 77; }
@@ -37,6 +37,8 @@ submit() {
   touch "$folder.slow"
 }
 trains() { (($(last_step "$folder" || echo 0) > $1 + 2)) 2>/dev/null; }
+# Slurm holds a requeued job for two minutes, from when its old processes have ended.
+resumes() { scontrol update JobId="$id" StartTime=now 2>/dev/null; trains "$1"; }
 is_over() { [[ -z $(squeue -h -j "$id" -t PD,R,CG,S 2>/dev/null) ]]; }
 wait_for() {
   local i
@@ -86,8 +88,7 @@ for program in run srun; do
   wait_for [ -e "$folder/latest" ]
   expect_saved "requeue-$program"
   step=$(last_step "$folder")
-  scontrol update JobId="$id" StartTime=now 2>/dev/null
-  wait_for trains "$step" || fail "requeue-$program: it does not resume: $(tail -5 "$folder.out")"
+  wait_for resumes "$step" || fail "requeue-$program: it does not resume: $(tail -5 "$folder.out")"
   stopped "requeued-$program" scancel "$id"
 done
 exit $failed

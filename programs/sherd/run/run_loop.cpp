@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -228,6 +229,12 @@ class Run {
   double again_ = 0, down_ = 0;
 };
 
+// Whether mpirun takes its hosts from a batch system.
+bool in_batch_job() {
+  constexpr const char* kVariables[] = {"SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE"};
+  return std::ranges::any_of(kVariables, [](const char* name) { return std::getenv(name) != nullptr; });
+}
+
 }  // namespace
 
 std::vector<std::string> launcher_command(const RunOptions& options, int64_t ranks, const std::string& hosts,
@@ -237,7 +244,9 @@ std::vector<std::string> launcher_command(const RunOptions& options, int64_t ran
   if (::geteuid() == 0) words.push_back("--allow-run-as-root");
   // With recovery, ranks outlive one that died, and can report it. A batch system's SIGTERM to mpirun's daemons on
   // other hosts must leave the ranks there time to save.
-  const std::string kill_time = fmt::format("{:.0f}", std::ceil(options.stop_grace));
+  // mpirun waits this time after MPI_Abort(), too, and forwards nothing meanwhile: long only where it may have daemons.
+  const bool daemons = !hosts.empty() || in_batch_job();
+  const std::string kill_time = daemons ? fmt::format("{:.0f}", std::ceil(options.stop_grace)) : "2";
   words.insert(words.end(), {"--oversubscribe", "--bind-to", "none", "--enable-recovery", "--mca",
                              "odls_base_sigkill_timeout", kill_time, "--mca", "ess_base_forward_signals",
                              StopRequest::name_of(kEndRank), "-x", "SHERD_RUN", "-x", "SHERD_RUN_START"});

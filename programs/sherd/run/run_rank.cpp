@@ -174,6 +174,8 @@ class Keeper {
           program_changed(status);
         else if (over_ && WIFEXITED(status))
           heirs_code_ = std::max(heirs_code_.value_or(0), WEXITSTATUS(status));
+        else if (over_ && WIFSIGNALED(status) && !is_stop_signal(WTERMSIG(status)))
+          heirs_code_ = std::max(heirs_code_.value_or(0), kBySignal + WTERMSIG(status));
       }
   }
 
@@ -186,8 +188,9 @@ class Keeper {
     over_ = report_.over();
     if (!over_) {
       tell(report_);
-    } else if (!stopping_ && !killed_by_stop()) {
-      tell_end();
+    } else if (!stopping_) {
+      if (!killed_by_stop()) tell_end();
+      // A stop of the whole job may reach the keeper after its program: stop() then removes the limit.
       if (!descendants().empty()) ask_and_kill();
     }
   }

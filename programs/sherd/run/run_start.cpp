@@ -344,6 +344,8 @@ class Start {
 }  // namespace
 
 bool StartOutcome::well(int64_t ranks) const {
+  // A rank that was ended by force after a stop may not have saved, whatever code a script returned for it.
+  if (stop_signal != 0 && static_cast<int64_t>(on_their_own) != ranks) return false;
   return static_cast<int64_t>(ended.size()) == ranks &&
          std::all_of(ended.begin(), ended.end(), [](const RankReport& r) { return r.well(); });
 }

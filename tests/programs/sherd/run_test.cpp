@@ -684,6 +684,26 @@ TEST_F(StopRun, TheCodeOfWhatAScriptStartsIsTheRanks) {
   EXPECT_THAT(read_bytes(folder_ / ".err"), HasSubstr("ended with exit code 7"));
 }
 
+// One process has nothing to save; the other is killed while it saves, which its script's code does not show.
+TEST_F(StopRun, AProcessThatIsKilledAtTheGraceIsNoSave) {
+  script("inner",
+         "#!/bin/bash\nhere=${0%/*}\ntrap \"$1\" TERM\necho x >>$here/ready\nwhile :; do sleep 0.05; done\n");
+  program("\"$here/inner\" 'exit 0' & \"$here/inner\" : & wait");
+  const pid_t child = start(folder_, arguments("--nproc 1 --stop-grace 1"));
+  ASSERT_TRUE(within_seconds(30, [&] { return read_bytes(folder_ / "ready") == "x\nx\n"; }));
+  ::kill(child, SIGTERM);
+  EXPECT_EQ(code_of(child), 1);
+}
+
+// A stop signal that a rank alone receives: what it has started does not keep the run from ending.
+TEST_F(Run, ARankThatASignalEndsIsReportedWhateverItLeaves) {
+  script("inner", "#!/bin/bash\ntrap '' TERM\nsleep 600\n");
+  program("setsid \"$here/inner\" & sleep 0.5; kill -TERM $$");
+  const pid_t child = start(folder_, arguments("--nproc 1"));
+  ASSERT_TRUE(within_seconds(60, [&] { return ::waitpid(child, nullptr, WNOHANG) != 0; }));
+  EXPECT_THAT(read_bytes(folder_ / ".err"), HasSubstr("killed by signal 15"));
+}
+
 TEST_F(Run, NothingOutlivesASupervisorThatIsKilled) {
   // Suspended ones, those that ignore signals, and those that a script has started in a session of their own.
   script("inner",

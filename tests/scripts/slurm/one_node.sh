@@ -61,8 +61,10 @@ NodeName=$node NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
 PartitionName=all Nodes=$node Default=YES MaxTime=INFINITE State=UP PreemptMode=off
 END
 mkdir "$home/state" "$home/spool"
-export SLURM_CONF=$home/slurm.conf
-until [[ -S $home/munge.socket ]]; do sleep 0.1; done
+for variable in $(compgen -v SLURM_ || true) $(compgen -v SBATCH_ || true); do unset "$variable"; done  # of a job that this runs in
+export SLURM_CONF=$home/slurm.conf SHERD_ONE_NODE=1
+for ((i = 0; i < 100; ++i)); do [[ ! -S $home/munge.socket ]] || break; sleep 0.1; done
+[[ -S $home/munge.socket ]] || { cat "$home/munge.err" "$home/munge.log" >&2; exit 1; }
 slurmctld -D -i >/dev/null 2>&1 &
 pids+=($!)
 slurmd -D -N "$node" >/dev/null 2>&1 &
