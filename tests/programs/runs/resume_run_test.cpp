@@ -77,7 +77,7 @@ TEST(ResumeRunPatterns, RecordedOnesAreMatchedInLinearTime) {
   const fs::path file = folder / "step_00000001" / "manifest.binpb";
   Manifest manifest = decode_manifest(read_file(file));
   std::string& config = manifest.training.info["config"];
-  const std::string none = R"("freeze":"")", hostile = R"((((\w*)*)*)*Z)";
+  const std::string none = R"("freeze":"")", hostile = R"((((\\w*)*)*)*Z)";
   ASSERT_NE(config.find(none), config.npos) << config;
   config.replace(config.find(none), none.size(), R"("freeze":")" + hostile + '"');
   write_file(file, encode_manifest(manifest));

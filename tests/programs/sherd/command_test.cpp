@@ -179,7 +179,7 @@ TEST_F(Layout, APlanNamesTheFlagOrTheFileThatCannotBeUsed) {
   EXPECT_THAT(none.err, HasSubstr("--steps 0: a plan is of a training step"));
   const std::string config =
       folder_.write("config.json", R"({"model_type": "mixtral", "vocab_size": 512, "hidden_size": 64,
-    "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_local_experts": 60000})");
+    "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 60000})");
   const Finished large = run("plan --model " + config);
   EXPECT_EQ(large.exit_code, 2);
   EXPECT_THAT(large.err, HasSubstr("config.json': experts 60000: must be from 0 to 1024"));
