@@ -200,7 +200,8 @@ class Keeper {
   }
 
   void tell_end() {
-    if (killed_by_stop() && heirs_code_) report_.kind = RankReport::Kind::ended, report_.value = *heirs_code_;
+    if (stopping_ && killed_by_stop() && heirs_code_)
+      report_.kind = RankReport::Kind::ended, report_.value = *heirs_code_;
     told_ = true;
     tell(report_);
   }

@@ -108,8 +108,8 @@ TEST_F(Run, EndsWithItsProgram) {
   EXPECT_THAT(f.err, AllOf(HasSubstr("sherd run: start 1 of at most 4: 3 ranks, from the beginning\n"),
                            HasSubstr("noise of 1"), HasSubstr("sherd run: ended well: 0 restarts"),
                            Not(HasSubstr("sherd-run-rank"))));
-  EXPECT_THAT(log(), AllOf(HasSubstr("-n 3"), HasSubstr("--enable-recovery"),
-                           HasSubstr("sigkill_timeout 300 "), HasSubstr("program --flag value\n")));
+  EXPECT_THAT(log(), AllOf(HasSubstr("-n 3"), HasSubstr("--enable-recovery"), HasSubstr("sigkill_timeout 2 "),
+                           HasSubstr("program --flag value\n")));
 }
 
 TEST_F(Run, AKilledRankIsNamedAndAllAreStartedAgain) {
