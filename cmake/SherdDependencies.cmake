@@ -21,7 +21,7 @@ if(NOT TARGET DNNL::dnnl)
 endif()
 
 # A newer one links Abseil, which its package file finds; Debian 12 has no such file.
-if(NOT TARGET re2::re2)
+if(NOT TARGET re2::re2 AND NOT SHERD_PORTABLE)
   find_package(re2 CONFIG QUIET)
 endif()
 if(NOT TARGET re2::re2)

@@ -45,7 +45,9 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
   Stream& stream = device.compute();
 
   // Ranks that clip to different norms, or of which some do not clip, would train apart.
-  runtime.note_alike(hash64(std::bit_cast<uint64_t>(max_norm), "clip_grad_norm()"));
+  runtime.note_alike(
+      hash64(std::bit_cast<uint64_t>(max_norm) ^ hash64(static_cast<uint64_t>(options.norm), "norm"),
+             "clip_grad_norm()"));
   // Sums are collective over the mesh; each element counts once, on whatever ranks it is held.
   const GradientSums all = sums_by_dimension(runtime, set, options.norm);
   // Exact sums cannot give a maximum, hence the second pass and its own all-reduce.

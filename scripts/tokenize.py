@@ -153,7 +153,7 @@ def pieces_of(file, whole):
 def refuse_bytes(path, error):
     """Names the line, which the decoder, ahead of the reader, does not know."""
     place = ""
-    if path != "-":
+    if os.path.isfile(path):  # a pipe cannot be read twice
         with open(path, "rb") as file, contextlib.suppress(UnicodeDecodeError):
             for number, line in enumerate(file, 1):
                 place = f", line {number}"

@@ -82,7 +82,8 @@ void refuse_without_safetensors(const fs::path& folder, FileSystem& files, std::
     return name.starts_with("step_") && files.kind(folder / name / "manifest.binpb") == Kind::file;
   });
   const std::string pytorch = greatest([](std::string_view name) {
-    return name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth");
+    return (name.starts_with("pytorch_model") && name.ends_with(".bin")) || name.ends_with(".pt") ||
+           name.ends_with(".pth");
   });
   if (!checkpoint.empty())
     why = fmt::format("is a folder of checkpoints; name one of them, such as '{}'",

@@ -4,6 +4,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -33,7 +34,14 @@ void refuse_other_content(const FileBytes& file) {
   std::string begin(static_cast<size_t>(std::min(file.size(), kMost)), '\0');
   if (begin.empty()) return;
   file.read(0, begin.data(), std::ssize(begin));
-  if (const std::string what = foreign_content(begin); !what.empty()) refuse_tokens(file, what);
+  constexpr std::string_view kIds =
+      "; write the token ids alone, 16 or 32 bits each (NumPy: ids.astype('uint16').tofile(FILE))";
+  if (const std::string what = foreign_content(begin); what.find("safetensors") != what.npos)
+    refuse_tokens(file, what.substr(0, what.find(';')).append(kIds));
+  else if (!what.empty())
+    refuse_tokens(file, what);
+  if (begin.size() > 9 && begin[8] == '{' && begin[9] == '"')
+    refuse_tokens(file, std::string("is a safetensors file").append(kIds));
   const bool text = std::ranges::all_of(
       begin, [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\t'; });
   if (!text || std::ssize(begin) < kFewest) return;

@@ -272,7 +272,8 @@ std::string suggestion(std::string_view unknown, const std::vector<std::string_v
   for (const std::string_view setting : known)
     if (plain(setting) == name) return meant(setting);
   const auto other = std::ranges::find(kOtherNames, name, &OtherName::other);
-  const bool serves = other != std::end(kOtherNames) && (other->setting.empty() || is_known(other->setting));
+  const bool serves =
+      other != std::end(kOtherNames) && is_known(other->setting.empty() ? "lr" : other->setting);
   if (serves && other->setting.empty()) return fmt::format("; {}", other->advice);
   if (serves)
     return fmt::format("; did you mean {}{}{}?{}{}", flag_of(other->setting), other->value.empty() ? "" : " ",
@@ -286,7 +287,8 @@ std::string suggestion(std::string_view unknown, const std::vector<std::string_v
     return fmt::format("; did you mean {}?", fmt::join(begin, " or "));
   const auto far = [&](std::string_view setting) { return distance(name, plain(setting)); };
   const auto nearest = std::ranges::min_element(known, {}, far);
-  if (nearest == known.end() || 3 * far(*nearest) > name.size()) return "";
+  // Two swapped letters count twice, in a name of four letters, too.
+  if (nearest == known.end() || 3 * far(*nearest) > name.size() + 2) return "";
   return meant(*nearest);
 }
 

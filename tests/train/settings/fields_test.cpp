@@ -136,6 +136,8 @@ TEST(Fields, UnknownNamesAreThoseOfOtherProgramsOrNearOnes) {
       {"--warm", "; did you mean --warmup?"},
       {"--ste", "; did you mean --steps or --steps-between?"},
       {"--wramup", "; did you mean --warmup?"},
+      {"--stpes", "; did you mean --steps?"},
+      {"--bacth", "; did you mean --batch?"},
       {"--local-rank", "; ranks and addresses are read from the launcher's environment; leave it out"},
       {"--frobnicate", ""},
       {"--", ""}};
