@@ -565,6 +565,7 @@ TEST(Config, WhatIsNotAModelsFolderIsNamedWithTheRemedy) {
   const std::string config = folder.write("m/config.json", "{}");
   EXPECT_THAT(of(config), HasSubstr("a file; name the folder that it is in, --model " + (folder / "m")));
   folder.write("run/latest", "step_00000002");
+  folder.write("run/step_00000002/manifest.binpb", "x");
   EXPECT_THAT(of(folder / "run"),
               HasSubstr("checkpoints of a run, not a model's folder; give --resume " + (folder / "run")));
   folder.write("step/manifest.binpb", "x");
