@@ -21,8 +21,6 @@
 
 namespace sherd {
 
-const char* program_version() { return SHERD_VERSION; }
-
 std::string program_build() {
   const dnnl_version_t& library = *dnnl_version();
   return fmt::format("glibc {}, oneDNN {}.{}.{} {}, compiler {}; {}", gnu_get_libc_version(), library.major,
@@ -30,7 +28,7 @@ std::string program_build() {
 }
 
 std::string version_text(const std::string& program) {
-  return fmt::format("{} {} ({}; this processor: {})\n", program, SHERD_VERSION, SHERD_FEATURES,
+  return fmt::format("{} {} ({}; this processor: {})\n", program, program_version(), SHERD_FEATURES,
                      ProcessorFeatures::of_this_one().text);
 }
 

@@ -22,11 +22,7 @@ bool contains(const auto& names, std::string_view name) {
 /// Whether the folder is a model's, without checkpoints in it.
 bool is_hugging_face(const std::filesystem::path& folder) {
   std::error_code ignored;
-  if (!std::filesystem::is_regular_file(folder / "config.json", ignored)) return false;
-  for (std::filesystem::directory_iterator entry(folder, ignored), end; !ignored && entry != end;
-       entry.increment(ignored))
-    if (entry->path().filename().string().starts_with("step_")) return false;
-  return true;
+  return std::filesystem::is_regular_file(folder / "config.json", ignored) && !sherd::has_checkpoints(folder);
 }
 
 }  // namespace

@@ -95,14 +95,6 @@ std::string small_letters(std::string text) {
 }
 
 // Refuses what is neither a model's folder nor a published shape.
-// Other programs have a file `latest`, too.
-bool is_save_folder(const fs::path& folder) {
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
-    if (entry->path().filename().string().starts_with("step_")) return true;
-  return false;
-}
-
 void require_model(const std::string& model) {
   const auto refuse = [&](const std::string& why) {
     throw sherd::InvalidArgument(fmt::format("--model {}: {}", model, why));
@@ -126,7 +118,7 @@ void require_model(const std::string& model) {
     refuse(fmt::format("a file; name the folder that it is in, --model {}",
                        path.has_parent_path() ? path.parent_path().string() : "."));
   if (!fs::is_directory(path, ignored) || fs::exists(path / "config.json", ignored)) return;
-  if (fs::exists(path / "manifest.binpb", ignored) || is_save_folder(path))
+  if (fs::exists(path / "manifest.binpb", ignored) || sherd::has_checkpoints(path))
     refuse(fmt::format("checkpoints of a run, not a model's folder; give --resume {}", model));
   refuse(
       "the folder has no config.json; name one with config.json and .safetensors files, as transformers' "

@@ -272,6 +272,7 @@ std::string suggestion(std::string_view unknown, const std::vector<std::string_v
   for (const std::string_view setting : known)
     if (plain(setting) == name) return meant(setting);
   const auto other = std::ranges::find(kOtherNames, name, &OtherName::other);
+  // Advice without a setting is about training: not for programs without --lr.
   const bool serves =
       other != std::end(kOtherNames) && is_known(other->setting.empty() ? "lr" : other->setting);
   if (serves && other->setting.empty()) return fmt::format("; {}", other->advice);

@@ -1,5 +1,7 @@
 #include <sherd/train/settings/saved_settings.h>
 
+#include <system_error>
+
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
@@ -16,6 +18,13 @@ namespace fs = std::filesystem;
 constexpr const char* kManifestName = "manifest.binpb";
 
 }  // namespace
+
+bool has_checkpoints(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    if (is_checkpoint_name(entry->path().filename().string())) return true;
+  return false;
+}
 
 SavedTraining saved_training(const fs::path& given, FileSystem& files) {
   fs::path path = detail::without_slash(given);

@@ -28,6 +28,9 @@ struct SavedTraining {
 [[nodiscard]] SavedTraining saved_training(const std::filesystem::path& path,
                                            FileSystem& files = FileSystem::posix());
 
+/// Returns whether the folder has entries named as checkpoints are. Contents are not read; false for what cannot be listed.
+bool has_checkpoints(const std::filesystem::path& folder);
+
 /// Sets the fields with these names from the saving run's config_text(), its info "config". Fields that are
 /// missing there keep their values, as do all when it is missing. An invalid value is a line in `problems`,
 /// and the field keeps its value.

@@ -1,0 +1,7 @@
+#include <sherd/kernels/device/program.h>
+
+namespace sherd {
+
+const char* program_version() { return SHERD_VERSION; }
+
+}  // namespace sherd
