@@ -4,12 +4,12 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/detail/box_runs.h>
 #include <sherd/checkpoint/detail/verified_files.h>
-#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/format/detail/at_path.h>
 #include <sherd/checkpoint/format/detail/piece_index.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -4,12 +4,12 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/content_digest.h>
 #include <sherd/checkpoint/format/detail/at_path.h>
 #include <sherd/checkpoint/format/manifest.h>
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

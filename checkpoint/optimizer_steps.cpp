@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/base/detail/json_text.h>
 #include <sherd/fsdp/update_set.h>
 
 namespace sherd {

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <optional>
 
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/detail/compare_copies.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
-#include <sherd/kernels/device/printable.h>
 #include <sherd/kernels/random/random.h>
 
 namespace sherd {

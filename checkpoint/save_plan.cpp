@@ -9,8 +9,8 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

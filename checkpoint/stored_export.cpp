@@ -11,12 +11,12 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/detail/agreement.h>
 #include <sherd/checkpoint/detail/comparison.h>
 #include <sherd/checkpoint/detail/gather_whole.h>
 #include <sherd/checkpoint/detail/out_tensor.h>
 #include <sherd/checkpoint/weights.h>
-#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {

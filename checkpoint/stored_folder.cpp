@@ -5,10 +5,10 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {

@@ -5,12 +5,12 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/format/detail/at_path.h>
 #include <sherd/checkpoint/safetensors/detail/saved_offsets.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

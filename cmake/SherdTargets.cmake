@@ -72,9 +72,9 @@ function(sherd_version)
     set(nccl ON)
   endif()
   set(features "CUDA ${SHERD_CUDA}, NCCL ${nccl}, cuDNN attention ${SHERD_CUDNN}, MPI ${SHERD_MPI}, ${CMAKE_BUILD_TYPE}")
-  set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/device/program.cpp TARGET_DIRECTORY sherd_kernels PROPERTIES
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/device/build.cpp TARGET_DIRECTORY sherd_kernels PROPERTIES
     COMPILE_DEFINITIONS
     "SHERD_FEATURES=\"${features}, cpu kernels for ${SHERD_CPU_ARCH}\"")
-  set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/device/version.cpp TARGET_DIRECTORY sherd_kernels PROPERTIES
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/base/version.cpp TARGET_DIRECTORY sherd_base PROPERTIES
     COMPILE_DEFINITIONS "SHERD_VERSION=\"${PROJECT_VERSION}\"")
 endfunction()

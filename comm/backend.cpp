@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/base/enum_table.h>
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/detail/store_proof.h>
 #include <sherd/comm/local/detail/local_communicator.h>
 #include <sherd/comm/mpi/detail/mpi_world.h>
 #include <sherd/comm/nccl/detail/nccl_world.h>
-#include <sherd/kernels/device/enum_table.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/backend.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -1,6 +1,6 @@
 #include <sherd/comm/launch_options.h>
 
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 
 namespace sherd {
 namespace {

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/dtensor/index.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 

@@ -5,9 +5,9 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/communicator.h>
 #include <sherd/dtensor/detail/even_shard.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {}  // namespace

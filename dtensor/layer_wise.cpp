@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <sherd/base/error.h>
 #include <sherd/dtensor/detail/layout_size.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

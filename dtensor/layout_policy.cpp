@@ -5,9 +5,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/base/enum_table.h>
+#include <sherd/base/error.h>
 #include <sherd/dtensor/layout.h>
-#include <sherd/kernels/device/enum_table.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/dtensor/detail/even_shard.h>
 #include <sherd/dtensor/detail/strided_copy.h>
 #include <sherd/dtensor/dtensor.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/dtensor/dtensor.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {

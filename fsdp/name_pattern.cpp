@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <re2/re2.h>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 
 namespace sherd {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/copy/copy.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd::nn {
 

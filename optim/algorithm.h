@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include <sherd/base/error.h>
 #include <sherd/dtensor/layout.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 

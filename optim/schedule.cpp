@@ -7,7 +7,7 @@
 #include <numbers>
 #include <utility>
 
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 
 namespace sherd {
 namespace {

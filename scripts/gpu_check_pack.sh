@@ -30,7 +30,7 @@ build() {
 
 # A megabyte of text that is the same everywhere.
 make_data() {
-  (cd "$root" && find README.md docs/*.md kernels comm dtensor fsdp nn optim checkpoint -name '*.md' -o -name '*.h' -o -name '*.cpp' |
+  (cd "$root" && find README.md docs/*.md base kernels comm dtensor fsdp nn optim checkpoint -name '*.md' -o -name '*.h' -o -name '*.cpp' |
     LC_ALL=C sort | xargs cat) >"$1.all"
   head -c 1000000 "$1.all" >"$1"
   rm "$1.all"

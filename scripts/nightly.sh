@@ -51,7 +51,7 @@ libtorch_under_asan() {
 }
 stage "libtorch under asan" libtorch_under_asan
 stage "tsan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" TARGETS=runtime_tests \
-  scripts/test.sh tsan -L '^(kernels|comm|dtensor|fsdp|nn|optim|checkpoint)$'
+  scripts/test.sh tsan -L '^(base|kernels|comm|dtensor|fsdp|nn|optim|checkpoint)$'
 stage "release, everything" env SHERD_NIGHTLY=1 \
   CONFIGURE="-DSHERD_PCH=OFF -DSHERD_UNITY=OFF -DSHERD_TEST_HEADERS=ON -DCMAKE_CUDA_ARCHITECTURES=80;90;100;120" scripts/test.sh
 unity() {

@@ -17,7 +17,7 @@ preset=${1:-release}
 if [[ $preset = unit || $preset = quick ]]; then
   preset=release
   TARGETS=${TARGETS:-unit_tests}
-  set -- -L '^(kernels|comm|dtensor|fsdp|nn|optim|checkpoint|train|misuse)$' -LE '^mpi$' "$@"
+  set -- -L '^(base|kernels|comm|dtensor|fsdp|nn|optim|checkpoint|train|misuse)$' -LE '^mpi$' "$@"
 fi
 scripts/install_deps.sh
 configure=()

@@ -7,7 +7,7 @@ cd "$1"
 failed=0
 complain() { echo "$*"; failed=1; }
 
-order=(kernels comm dtensor fsdp nn optim checkpoint train)
+order=(base kernels comm dtensor fsdp nn optim checkpoint train)
 for i in "${!order[@]}"; do
   for ((j = i + 1; j < ${#order[@]}; ++j)); do
     found=$(grep -rnE "#include [<\"]sherd/${order[j]}/" "${order[i]}" --include=*.h --include=*.cpp --include=*.cu | grep -v '^nn/hf/') &&

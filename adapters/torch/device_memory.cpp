@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd::torch {
 namespace {

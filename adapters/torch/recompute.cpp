@@ -14,7 +14,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/torch/detail/defaults.h>
 #include <sherd/torch/detail/owed.h>
 #include <sherd/torch/detail/written_tensors.h>

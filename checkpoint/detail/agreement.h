@@ -27,7 +27,7 @@ class Agreement {
   /// ".
   enum class Names { nothing, failing_rank };
   /// Runs `work` on every rank. When it throws on any, every rank throws what the first such rank threw:
-  /// the same text, and the same type if that is one of kernels/device/error.h (a rank that failed alike its
+  /// the same text, and the same type if that is one of base/error.h (a rank that failed alike its
   /// own exception).
   void run_collectively(const std::function<void()>& work, Names names = Names::nothing);
   /// Rank 0's text on every rank.

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <utility>
 
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/detail/state_names.h>
 #include <sherd/checkpoint/detail/widen.h>
-#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {

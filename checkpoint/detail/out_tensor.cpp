@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/detail/box_runs.h>
 #include <sherd/checkpoint/detail/gather_whole.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {

@@ -7,8 +7,8 @@
 #include <iterator>
 #include <utility>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/format/coverage.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -6,11 +6,11 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/detail/temporaries.h>
 #include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
 #include <sherd/checkpoint/weights.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -10,9 +10,9 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/detail/random_token.h>
 #include <sherd/checkpoint/format/detail/at_path.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

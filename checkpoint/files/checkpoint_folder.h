@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/file_system.h>
 #include <sherd/checkpoint/files/save_lock.h>
 #include <sherd/checkpoint/format/manifest.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 

@@ -17,8 +17,8 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 
 namespace sherd {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/file_system.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 

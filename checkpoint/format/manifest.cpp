@@ -9,9 +9,9 @@
 #include <google/protobuf/wire_format_lite.h>
 #include <xxhash.h>
 
+#include <sherd/base/error.h>
+#include <sherd/base/version.h>
 #include <sherd/checkpoint/format/detail/manifest_message.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/program.h>
 
 namespace sherd {
 namespace {

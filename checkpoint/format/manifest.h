@@ -7,10 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/finite.h>
 #include <sherd/dtensor/index.h>
 #include <sherd/kernels/device/dtype.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/shape.h>
 
 namespace sherd {

@@ -6,11 +6,11 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/files/detail/foreign_content.h>
-#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/base/detail/foreign_content.h>
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {

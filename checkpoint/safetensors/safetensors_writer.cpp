@@ -5,9 +5,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/detail/temporaries.h>
 #include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -5,13 +5,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/safetensors/detail/saved_offsets.h>
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -6,10 +6,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/files/detail/plain_path.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

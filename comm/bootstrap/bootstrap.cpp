@@ -10,10 +10,10 @@
 #include <optional>
 #include <vector>
 
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/comm/bootstrap/detail/job_secret.h>
 #include <sherd/comm/bootstrap/detail/socket.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {

@@ -1,7 +1,7 @@
 #include <sherd/comm/bootstrap/job.h>
 
+#include <sherd/base/enum_table.h>
 #include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
-#include <sherd/kernels/device/enum_table.h>
 
 namespace sherd {
 namespace {

@@ -1,5 +1,5 @@
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 

@@ -7,9 +7,9 @@
 #include <thread>
 #include <utility>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/detail/store_table.h>
 #include <sherd/comm/core/detail/timeouts.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -1,5 +1,5 @@
+#include <sherd/base/error.h>
 #include <sherd/comm/mpi/detail/mpi_world.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 

@@ -1,5 +1,5 @@
+#include <sherd/base/error.h>
 #include <sherd/comm/nccl/detail/nccl_world.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd::comm {
 

@@ -9,8 +9,8 @@
 #include <sstream>
 #include <utility>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/core/detail/timeouts.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd::comm {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <utility>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 

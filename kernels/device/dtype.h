@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 
 namespace sherd {
 

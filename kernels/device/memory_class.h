@@ -4,7 +4,7 @@
 #include <array>
 #include <string_view>
 
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 
 namespace sherd {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <exception>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/stream.h>
 
 namespace sherd {

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <utility>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/device.h>
 #include <sherd/kernels/device/dtype.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/memory_class.h>
 #include <sherd/kernels/device/shape.h>
 

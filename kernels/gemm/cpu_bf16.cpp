@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/cpu/features.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd::cpu {
 namespace {

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/cpu/transpose.h>
 #include <sherd/kernels/device/cpu/vectors.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd::cpu {
 

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/cpu/tasks.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/orthogonalize/cpu/lapack.h>
 #include <sherd/kernels/soap/cpu_dgemm.h>
 #include <sherd/kernels/soap/cpu_orthonormal_rows.h>

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/cuda/launch.h>
 #include <sherd/kernels/device/cuda/queue.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/gemm/cuda_matmul.h>
 #include <sherd/kernels/gemm/cuda_matrices.h>
 #include <sherd/kernels/orthogonalize/orthogonalize_options.h>

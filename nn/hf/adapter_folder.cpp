@@ -8,9 +8,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/files/detail/links.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
 #include <sherd/nn/hf/detail/config_object.h>
 
 namespace sherd::hf {

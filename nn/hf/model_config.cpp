@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/detail/links.h>
-#include <sherd/kernels/device/error.h>
 
 #include <sherd/nn/hf/detail/config_object.h>
 #include <sherd/nn/hf/detail/config_values.h>

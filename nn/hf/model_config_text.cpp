@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include <sherd/nn/hf/detail/config_object.h>
 #include <sherd/nn/hf/detail/deepseek_config.h>

@@ -8,9 +8,9 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
 #include <sherd/nn/models/lora.h>
 #include <sherd/nn/models/stored_names.h>
 

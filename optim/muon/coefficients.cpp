@@ -7,7 +7,7 @@
 #include <charconv>
 #include <cmath>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <sherd/base/enum_table.h>
 #include <sherd/kernels/device/dtype.h>
-#include <sherd/kernels/device/enum_table.h>
 #include <sherd/optim/whole/plan_options.h>
 #include <sherd/optim/whole/transient_bytes.h>
 

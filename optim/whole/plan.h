@@ -35,7 +35,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 
 namespace sherd {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 
 namespace sherd {
 

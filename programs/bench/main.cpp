@@ -1,5 +1,6 @@
 // sherd_bench: performance claims as ratios, measured side by side in one run.
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/program.h>
+#include <sherd/kernels/device/build.h>
 
 #include "commands.h"
 

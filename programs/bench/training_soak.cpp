@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/train/report/process_memory.h>
 #include <sherd/train/report/trace_output.h>
 

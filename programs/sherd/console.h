@@ -4,7 +4,7 @@
 #include <ostream>
 #include <string>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include "progress.h"
 

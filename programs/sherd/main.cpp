@@ -9,7 +9,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/program.h>
+#include <sherd/kernels/device/build.h>
 #include <sherd/train/settings/other_names.h>
 
 #include "ckpt/ckpt_command.h"

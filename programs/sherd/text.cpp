@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/printable.h>
 
 namespace sherd::tools {
 

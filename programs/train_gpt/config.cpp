@@ -12,7 +12,7 @@
 #include <sherd/comm/backend.h>
 #include <sherd/comm/backend_choice.h>
 #include <sherd/comm/bootstrap/bootstrap.h>
-#include <sherd/kernels/device/program.h>
+#include <sherd/kernels/device/build.h>
 #include <sherd/train/settings/command_line.h>
 #include <sherd/train/settings/config_file.h>
 

@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/base/error.h>
 #include <sherd/fsdp/name_pattern.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/train/data/token_list.h>
 
 #include "model.h"

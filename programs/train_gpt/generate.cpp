@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/train/text/context.h>
 #include <sherd/train/text/draw.h>

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/train/settings/saved_settings.h>
 
 #include "settings.h"

@@ -11,9 +11,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/backend.h>
 #include <sherd/comm/backend_choice.h>
-#include <sherd/kernels/device/error.h>
 
 #include "settings.h"
 

@@ -11,10 +11,10 @@
 #include <new>
 #include <system_error>
 
+#include <sherd/base/printable.h>
+#include <sherd/base/program.h>
 #include <sherd/comm/abort_on_error.h>
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/device/printable.h>
-#include <sherd/kernels/device/program.h>
 #include <sherd/train/guards/stop_request.h>
 #include <sherd/train/report/dense_peak.h>
 #include <sherd/train/report/gemm_ceiling.h>

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/train/settings/config_differences.h>
 
 #include "settings.h"

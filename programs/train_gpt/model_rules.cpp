@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/nn/hf/adapter_folder.h>
 
 #include "generate.h"

@@ -8,12 +8,12 @@
 #include <string_view>
 #include <system_error>
 
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/format/manifest.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/fsdp/name_pattern.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
 #include <sherd/nn/models/presets.h>
 #include <sherd/train/settings/saved_settings.h>
 

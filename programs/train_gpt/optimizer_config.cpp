@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/printable.h>
 #include <sherd/fsdp/name_pattern.h>
-#include <sherd/kernels/device/printable.h>
 #include <sherd/optim/muon/coefficients.h>
 #include <sherd/optim/normuon.h>
 #include <sherd/optim/soap.h>

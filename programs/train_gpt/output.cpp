@@ -4,8 +4,8 @@
 
 #include <fmt/ranges.h>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/error.h>
+#include <sherd/base/program.h>
 #include <sherd/train/saving/saving.h>
 
 #include "launch_flags.h"

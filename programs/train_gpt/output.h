@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/printable.h>
 #include <sherd/train/report/event_writer.h>
 #include <sherd/train/report/loss_svg.h>
 #include <sherd/train/report/metrics.h>

@@ -6,9 +6,9 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/same_copies.h>
-#include <sherd/kernels/device/error.h>
 
 #include "model_source.h"
 #include "same_flags.h"

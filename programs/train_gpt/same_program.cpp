@@ -11,9 +11,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/base/version.h>
 #include <sherd/comm/core/require_equal.h>
+#include <sherd/kernels/device/build.h>
 #include <sherd/kernels/device/hardware.h>
-#include <sherd/kernels/device/program.h>
 #include <sherd/kernels/random/random.h>
 #include <sherd/train/settings/config_differences.h>
 

@@ -6,8 +6,8 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/files/detail/json_text.h>
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 
 #include <sherd/nn/hf/detail/config_object.h>
 #include <sherd/nn/hf/model_config.h>

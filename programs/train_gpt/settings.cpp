@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/printable.h>
 
 namespace train_gpt {
 namespace {

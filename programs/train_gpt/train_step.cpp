@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/program.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/train/guards/slow_rank.h>
 

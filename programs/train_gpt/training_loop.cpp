@@ -10,8 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/base/program.h>
 #include <sherd/comm/abort_on_error.h>
-#include <sherd/kernels/device/program.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/train/guards/loss_spike.h>
 #include <sherd/train/guards/slow_rank.h>

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/program.h>
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/same_copies.h>
 #include <sherd/checkpoint/saver.h>
@@ -21,7 +22,7 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/kernels/copy/copy.h>
-#include <sherd/kernels/device/program.h>
+#include <sherd/kernels/device/build.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/torch/device.h>
 #include <sherd/torch/device_memory.h>

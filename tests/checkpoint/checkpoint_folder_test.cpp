@@ -11,9 +11,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
-#include <sherd/kernels/device/error.h>
 
 #include "support/fault_file_system.h"
 #include "support/message_of.h"

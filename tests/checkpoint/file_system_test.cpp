@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/file_system.h>
-#include <sherd/kernels/device/error.h>
 
 #include "support/fault_file_system.h"
 #include "support/message_of.h"

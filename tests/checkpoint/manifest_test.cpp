@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <xxhash.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include "support/message_of.h"
 #include "temporary_folder.h"

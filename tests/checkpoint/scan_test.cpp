@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/file_copies.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
-#include <sherd/kernels/device/error.h>
 
 #include "support/message_of.h"
 #include "temporary_folder.h"

@@ -1,8 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/kernels/device/error.h>
 
 #include "support/hand_written.h"
 #include "temporary_folder.h"

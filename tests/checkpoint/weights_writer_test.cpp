@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/detail/weights_writer.h>
-#include <sherd/kernels/device/error.h>
 
 #include "support/fault_file_system.h"
 #include "support/message_of.h"

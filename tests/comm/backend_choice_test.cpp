@@ -3,9 +3,9 @@
 
 #include <string>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/backend.h>
 #include <sherd/comm/backend_choice.h>
-#include <sherd/kernels/device/error.h>
 
 #include "comm/environment_variables.h"
 

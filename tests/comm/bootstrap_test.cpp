@@ -11,10 +11,10 @@
 #include <fstream>
 #include <map>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/comm/bootstrap/detail/socket.h>
 #include <sherd/comm/nccl/detail/nccl_world.h>
-#include <sherd/kernels/device/error.h>
 
 #include "comm/environment_variables.h"
 #include "comm/reserved_port.h"

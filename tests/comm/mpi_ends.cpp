@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
 #include <sherd/comm/mpi/detail/mpi_world.h>
-#include <sherd/kernels/device/error.h>
 
 namespace {
 

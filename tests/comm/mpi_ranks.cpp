@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
-#include <sherd/kernels/device/error.h>
 
 namespace {
 

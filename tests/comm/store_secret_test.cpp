@@ -19,11 +19,11 @@
 #include <thread>
 #include <vector>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/comm/bootstrap/detail/drop_log.h>
 #include <sherd/comm/bootstrap/detail/store_session.h>
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
-#include <sherd/kernels/device/error.h>
 
 #include "comm/store_lines.h"
 #include "comm/store_peer.h"

@@ -13,11 +13,11 @@
 #include <random>
 #include <thread>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/comm/bootstrap/detail/socket.h>
 #include <sherd/comm/bootstrap/detail/store_wire.h>
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
-#include <sherd/kernels/device/error.h>
 
 #include "comm/on_time.h"
 #include "comm/reserved_port.h"

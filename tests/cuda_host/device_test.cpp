@@ -2,9 +2,9 @@
 #include <cuda_host/fake.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+#include <sherd/base/error.h>
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/device/cuda/lazy_library.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/trace.h>
 #include <sherd/kernels/ops.h>

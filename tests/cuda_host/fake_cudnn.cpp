@@ -3,9 +3,9 @@
 // Its plans need the workspace that cuDNN's deterministic backward needs on compute capability 9.0, and overwrite it. It
 // refuses pointers that are not multiples of 16 bytes.
 #include <cuda_runtime_api.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/cuda/cudnn_library.h>
 #include <sherd/kernels/device/dtype.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/nn/kernels/attention/cuda_cudnn.h>
 
 #include <cmath>

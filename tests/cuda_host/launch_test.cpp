@@ -1,8 +1,8 @@
 // Shared memory of a launch: the driver's limits, static bytes included.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/cuda/launch.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/nn/ops.h>

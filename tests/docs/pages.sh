@@ -29,7 +29,7 @@ perl -0777 -e '
   exit $failed' || failed=1
 
 # Folders whose contents pages name by a path from the root.
-roots='kernels|comm|dtensor|fsdp|nn|optim|checkpoint|train|samples|tools|bench|tests|docs|scripts|cmake|include'
+roots='base|kernels|comm|dtensor|fsdp|nn|optim|checkpoint|train|samples|tools|bench|tests|docs|scripts|cmake|include'
 while IFS= read -r page; do
   folder=$(dirname "$page")
   text=$(awk '/^ *```/ { code = !code } !code && !/^    /' "$page")

@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <sherd/base/error.h>
 #include <sherd/dtensor/dtensor.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

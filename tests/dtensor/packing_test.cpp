@@ -9,8 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sherd/base/error.h>
 #include <sherd/dtensor/layer_wise.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

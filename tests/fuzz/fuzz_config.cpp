@@ -1,6 +1,6 @@
 // Any bytes as a config.json are followed or refused with an InvalidArgument that can be printed. What is followed is
 // written as a config.json that is read as the same model, or has no such text.
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include <sherd/nn/hf/model_config.h>
 #include "messages.h"

@@ -4,8 +4,8 @@
 
 #include <google/protobuf/stubs/logging.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/format/manifest.h>
-#include <sherd/kernels/device/error.h>
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Any bytes as a pattern of names, up to the first line break, and as the names behind it, are taken or refused.
+#include <sherd/base/error.h>
 #include <sherd/fsdp/name_pattern.h>
-#include <sherd/kernels/device/error.h>
 
 #include "messages.h"
 

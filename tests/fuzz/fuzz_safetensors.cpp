@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
-#include <sherd/kernels/device/error.h>
 
 #include "memory_file_system.h"
 

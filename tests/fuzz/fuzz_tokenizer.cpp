@@ -1,7 +1,7 @@
 // Any bytes as a tokenizer.json are accepted or refused with an IoError that can be printed; what is accepted decodes.
 #include <numeric>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/train/text/tokenizer.h>
 
 #include "messages.h"

@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/file_system.h>
-#include <sherd/kernels/device/error.h>
 
 /// One folder, "/d", of files.
 class MemoryFileSystem : public sherd::FileSystem {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/printable.h>
 
 /// @throws std::logic_error for a message that drives a terminal, holds a line break, or repeats long input.
 inline void require_printable(std::string_view message) {

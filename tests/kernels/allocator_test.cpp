@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/allocator.h>
-#include <sherd/kernels/device/error.h>
 #include <unistd.h>
 
 #include <cstdlib>

@@ -1,6 +1,6 @@
 #include <gmock/gmock.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/device.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd::test {

@@ -111,7 +111,7 @@ fi
 
 # A pack holds what its programs have in common once, and is unpacked where xz is missing.
 tree=$box/tree
-mkdir -p "$tree/build/cuda" "$tree"/{docs,kernels,comm,dtensor,fsdp,nn,optim,checkpoint,programs/bench} "$box/no_xz"
+mkdir -p "$tree/build/cuda" "$tree"/{docs,base,kernels,comm,dtensor,fsdp,nn,optim,checkpoint,programs/bench} "$box/no_xz"
 cp -r "$root/scripts" "$tree/scripts"
 cp -r "$box/bin" "$tree/build/cuda/bin"
 touch "$tree/programs/bench/none.py" "$tree/README.md"

@@ -8,10 +8,10 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/files/detail/foreign_content.h>
+#include <sherd/base/detail/foreign_content.h>
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/files/file_system.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {

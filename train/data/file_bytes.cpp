@@ -13,9 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/files/file_system.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {

@@ -9,9 +9,9 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/files/detail/foreign_content.h>
-#include <sherd/kernels/device/enum_table.h>
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/detail/foreign_content.h>
+#include <sherd/base/enum_table.h>
+#include <sherd/base/error.h>
 #include <sherd/train/data/megatron_index.h>
 
 namespace sherd {

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/train/data/mixture.h>
 
 namespace sherd {

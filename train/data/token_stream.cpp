@@ -9,9 +9,9 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/enum_table.h>
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/content_digest.h>
-#include <sherd/kernels/device/enum_table.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/enum_table.h>
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/content_digest.h>
-#include <sherd/kernels/device/enum_table.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/kernels/random/random.h>
 #include <sherd/train/data/keyed_permutation.h>
 

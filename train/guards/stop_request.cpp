@@ -18,8 +18,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/error.h>
+#include <sherd/base/program.h>
 
 namespace sherd {
 namespace {

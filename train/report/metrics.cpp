@@ -10,7 +10,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/base/detail/json_text.h>
 #include <sherd/train/guards/slow_rank.h>
 
 namespace sherd {

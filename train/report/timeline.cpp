@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 
 namespace sherd {
 namespace {

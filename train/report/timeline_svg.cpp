@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 #include <sherd/train/report/detail/svg.h>
 #include <sherd/train/report/timeline.h>
 

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 namespace {

@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <system_error>
 
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
-#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 

@@ -8,7 +8,7 @@
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/train/settings/other_names.h>
 
 namespace sherd {

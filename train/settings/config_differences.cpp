@@ -6,8 +6,8 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/files/detail/json_text.h>
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/printable.h>
 #include <sherd/train/settings/fields.h>
 
 namespace sherd {

@@ -4,8 +4,8 @@
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/file_system.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/train/settings/other_names.h>
 
 namespace sherd {

@@ -12,7 +12,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/base/detail/json_text.h>
 
 namespace sherd {
 namespace {

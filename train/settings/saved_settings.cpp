@@ -4,10 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
 #include <sherd/train/detail/paths.h>
 
 namespace sherd {

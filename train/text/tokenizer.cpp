@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/file_system.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/train/text/utf8.h>
 
 namespace sherd {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/random/random.h>
 #include <sherd/torch/detail/tensor_memory.h>
 #include <sherd/torch/generator.h>

@@ -1,5 +1,5 @@
 // Stub of the adapter's GPU part, for builds without CUDA.
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/torch/detail/torch_device.h>
 
 namespace sherd::torch::detail {

@@ -5,8 +5,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 
 namespace sherd {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 namespace {

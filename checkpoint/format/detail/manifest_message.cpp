@@ -4,9 +4,9 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/files/detail/json_text.h>
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 namespace {

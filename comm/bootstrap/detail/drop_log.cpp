@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/program.h>
 
 namespace sherd {
 

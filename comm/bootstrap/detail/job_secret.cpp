@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 namespace {

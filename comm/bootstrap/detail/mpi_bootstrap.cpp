@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
 #include <sherd/comm/bootstrap/detail/socket.h>
 #include <sherd/comm/bootstrap/detail/store_client.h>
@@ -18,7 +19,6 @@
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
 #include <sherd/comm/bootstrap/processors.h>
 #include <sherd/comm/core/detail/timeouts.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

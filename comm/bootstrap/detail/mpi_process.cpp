@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <utility>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/error.h>
+#include <sherd/base/program.h>
 
 namespace sherd {
 namespace {

@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 
 namespace sherd {
 namespace {

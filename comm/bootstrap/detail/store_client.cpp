@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <utility>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/detail/store_proof.h>
 #include <sherd/comm/bootstrap/detail/store_wire.h>
 #include <sherd/comm/core/detail/timeouts.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

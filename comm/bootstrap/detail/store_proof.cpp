@@ -8,7 +8,7 @@
 
 #include <cerrno>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd::store_proof {
 namespace {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/detail/store_proof.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

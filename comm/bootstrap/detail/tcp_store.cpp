@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/detail/drop_log.h>
 #include <sherd/comm/bootstrap/detail/socket.h>
 #include <sherd/comm/bootstrap/detail/store_client.h>
 #include <sherd/comm/bootstrap/detail/store_server.h>
 #include <sherd/comm/bootstrap/detail/store_wire.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -1,7 +1,7 @@
 #include <sherd/comm/mpi/detail/control_message.h>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/core/detail/call_bytes.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd::mpi {
 namespace {

@@ -13,10 +13,10 @@
 #include <thread>
 #include <utility>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
 #include <sherd/comm/mpi/detail/process_group.h>
 #include <sherd/comm/mpi/detail/requests.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd::mpi {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include <sherd/base/program.h>
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
 #include <sherd/comm/core/detail/timeouts.h>
-#include <sherd/kernels/device/program.h>
 
 namespace sherd::mpi {
 namespace {

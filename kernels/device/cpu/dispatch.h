@@ -1,8 +1,8 @@
 // Dispatch of the CPU kernels on the dtype. Private to CPU kernels.
 #pragma once
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/dtype.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd::cpu {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include <sherd/kernels/device/enum_table.h>
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/enum_table.h>
+#include <sherd/base/error.h>
+#include <sherd/kernels/device/build.h>
 
 namespace sherd::cpu {
 namespace {

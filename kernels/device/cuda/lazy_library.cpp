@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd::cuda {
 

@@ -1,7 +1,7 @@
 // Stub of the CUDA backend, for builds without CUDA.
 #include <sherd/kernels/device/device.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/hardware.h>
 
 namespace sherd {

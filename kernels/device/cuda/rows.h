@@ -10,7 +10,7 @@
 #include <initializer_list>
 #include <type_traits>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/ref.h>
 
 #include "block_reduce.h"

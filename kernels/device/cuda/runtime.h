@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/stream.h>
 
 namespace sherd::cuda {

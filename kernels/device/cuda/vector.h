@@ -10,8 +10,8 @@
 #include <string>
 #include <type_traits>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/dtype.h>
-#include <sherd/kernels/device/error.h>
 
 #include "launch.h"
 

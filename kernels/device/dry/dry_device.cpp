@@ -7,8 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/detail/stream_scratch.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -1,7 +1,7 @@
 // Typed access of the reference kernels to untyped memory. Private to kernels.
 #pragma once
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/ref.h>
 
 namespace sherd::reference {

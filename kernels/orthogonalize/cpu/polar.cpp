@@ -6,8 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/cpu/tasks.h>
-#include <sherd/kernels/device/error.h>
 
 #include "lapack.h"
 

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/checkpoint/files/detail/json_text.h>
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 
 namespace sherd::hf {
 namespace {

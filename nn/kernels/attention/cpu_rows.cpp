@@ -6,7 +6,7 @@
 #ifdef __x86_64__
 #include <immintrin.h>
 #else
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #endif
 
 namespace sherd::cpu {

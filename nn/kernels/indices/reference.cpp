@@ -1,7 +1,7 @@
 #include <sherd/nn/kernels/indices/indices.h>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/detail/bad_index.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd::reference {
 namespace {

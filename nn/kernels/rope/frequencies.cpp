@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/enum_table.h>
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/enum_table.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 namespace {

@@ -1,7 +1,7 @@
 // Scalar functions of strided maps on the host. Private to the reference and CPU kernels.
 #pragma once
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/nn/kernels/strided/strided.h>
 
 namespace sherd::host {

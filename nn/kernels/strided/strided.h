@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 #include <sherd/kernels/device/ref.h>
 #include <sherd/nn/kernels/strided/view.h>
 

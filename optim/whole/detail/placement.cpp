@@ -6,7 +6,7 @@
 #include <numeric>
 #include <string>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/optim/whole/detail/gram_entries.h>
 
 namespace sherd {

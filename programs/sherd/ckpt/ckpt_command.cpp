@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/detail/weights_writer.h>
-#include <sherd/kernels/device/error.h>
 
 #include "arguments.h"
 

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 
 #include "text.h"
 

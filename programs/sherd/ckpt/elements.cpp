@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/dtype.h>
-#include <sherd/kernels/device/error.h>
 
 namespace sherd::tools {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/fsdp/bucket_plan.h>
 #include <sherd/fsdp/layout_param.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/optim/muon/plan.h>
 #include <sherd/optim/soap.h>
 

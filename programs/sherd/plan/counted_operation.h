@@ -1,7 +1,7 @@
 // Operations of models that are planned only.
 #pragma once
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/device/stream.h>
 
 namespace sherd::tools {

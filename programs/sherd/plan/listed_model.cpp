@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/nn/nn.h>
 #include <sherd/optim/role.h>
 

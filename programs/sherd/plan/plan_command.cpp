@@ -7,8 +7,8 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 
 #include "arguments.h"
 #include "measure.h"

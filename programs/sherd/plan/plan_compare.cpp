@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include "plan_report.h"
 #include "text.h"

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/nn/models/presets.h>
 
 #include "model_source.h"

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/train/report/detail/svg.h>
 
 #include "text.h"

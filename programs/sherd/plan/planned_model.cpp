@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/base/error.h>
 #include <sherd/fsdp/module_list.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/nn/nn.h>
 
 #include "counted_operation.h"

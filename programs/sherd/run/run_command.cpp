@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/error.h>
+#include <sherd/base/program.h>
 
 #include "arguments.h"
 #include "run_rank.h"

@@ -19,9 +19,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/detail/random_token.h>
 #include <sherd/checkpoint/files/save_lock.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/train/guards/stop_request.h>
 
 #include "run_hosts.h"

@@ -10,10 +10,10 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
-#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/files/file_system.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/train/settings/saved_settings.h>
 
 namespace sherd::tools {

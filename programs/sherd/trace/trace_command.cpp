@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/device/enum_table.h>
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/enum_table.h>
+#include <sherd/base/error.h>
 
 #include "arguments.h"
 #include "text.h"

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 
 #include "text.h"
 

@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/files/detail/json_text.h>
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 
 #include "text.h"
 

@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 
 namespace sherd::tools {
 namespace {

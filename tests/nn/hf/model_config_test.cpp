@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include <sherd/nn/hf/model_config.h>
 #include "support/comma_locale.h"

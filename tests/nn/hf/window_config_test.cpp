@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include <sherd/nn/hf/model_config.h>
 #include "support/message_of.h"

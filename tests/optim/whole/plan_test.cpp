@@ -5,7 +5,7 @@
 #include <deque>
 #include <numeric>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/optim/muon/plan.h>
 #include <sherd/optim/soap.h>
 

@@ -8,8 +8,8 @@
 
 #include <gtest/gtest.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/format/manifest.h>
-#include <sherd/kernels/device/error.h>
 
 #include "program.h"
 #include "support/make_checkpoint.h"

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include "run/rank_choice.h"
 #include "run/run_hosts.h"

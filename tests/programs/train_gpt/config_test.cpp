@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/error.h>
 #include <sherd/comm/backend.h>
-#include <sherd/kernels/device/error.h>
 #include <sherd/train/settings/other_names.h>
 
 #include "launch_flags.h"

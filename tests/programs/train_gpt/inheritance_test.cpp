@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/format/manifest.h>
-#include <sherd/kernels/device/error.h>
 
 #include "model_source.h"
 #include "run_options.h"

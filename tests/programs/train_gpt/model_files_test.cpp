@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include <sherd/nn/hf/model_config.h>
 #include "generate.h"

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include "misfit.h"
 #include "run_options.h"

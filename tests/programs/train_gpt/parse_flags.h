@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 #include "config.h"
 #include "support/message_of.h"

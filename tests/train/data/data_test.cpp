@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <sherd/base/error.h>
 #include <sherd/checkpoint/format/manifest.h>
-#include <sherd/kernels/device/error.h>
 
 #include "support/message_of.h"
 #include "temporary_folder.h"

@@ -12,7 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/train/guards/stop_agreement.h>
 #include <sherd/train/guards/stop_request.h>

@@ -10,7 +10,7 @@
 
 #include <google/protobuf/wrappers.pb.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/train/settings/command_line.h>
 #include <sherd/train/settings/config_file.h>
 #include <sherd/train/settings/other_names.h>

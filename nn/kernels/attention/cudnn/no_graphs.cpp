@@ -1,5 +1,5 @@
 // Twin of graphs.cpp for builds without cudnn-frontend: cudnn_library() has no library there.
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 #include <sherd/nn/kernels/attention/cuda_cudnn.h>
 
 namespace sherd::cuda {

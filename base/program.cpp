@@ -1,4 +1,4 @@
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/program.h>
 
 #include <cerrno>
 #include <climits>
@@ -10,27 +10,14 @@
 #include <string_view>
 #include <system_error>
 
-#include <dnnl.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <gnu/libc-version.h>
 #include <poll.h>
 #include <unistd.h>
 
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/printable.h>
 
 namespace sherd {
-
-std::string program_build() {
-  const dnnl_version_t& library = *dnnl_version();
-  return fmt::format("glibc {}, oneDNN {}.{}.{} {}, compiler {}; {}", gnu_get_libc_version(), library.major,
-                     library.minor, library.patch, library.hash, __VERSION__, SHERD_FEATURES);
-}
-
-std::string version_text(const std::string& program) {
-  return fmt::format("{} {} ({}; this processor: {})\n", program, program_version(), SHERD_FEATURES,
-                     ProcessorFeatures::of_this_one().text);
-}
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/printable.h>
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include <sherd/kernels/device/program.h>
+#include <sherd/base/version.h>
 
 namespace sherd {
 

@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/device/error.h>
-#include <sherd/kernels/device/shape.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 
@@ -44,6 +44,6 @@ nlohmann::json read_json_or_null(std::string_view text);
 nlohmann::json parse_json(std::string_view text, std::string_view what);
 
 /// An array of sizes or offsets: integers in [0, 2^63). @throws CorruptCheckpoint, also when it is missing.
-Shape whole_numbers(const nlohmann::json& object, const char* key);
+std::vector<int64_t> whole_numbers(const nlohmann::json& object, const char* key);
 
 }  // namespace sherd

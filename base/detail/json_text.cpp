@@ -1,4 +1,4 @@
-#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/base/detail/json_text.h>
 
 #include <limits>
 #include <string>
@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/files/detail/foreign_content.h>
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/detail/foreign_content.h>
+#include <sherd/base/printable.h>
 
 namespace sherd {
 namespace {
@@ -136,12 +136,12 @@ json parse_json(std::string_view text, std::string_view what) {
   }
 }
 
-Shape whole_numbers(const json& object, const char* key) {
+std::vector<int64_t> whole_numbers(const json& object, const char* key) {
   constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   const auto found = object.find(key);
   if (found == object.end()) throw CorruptCheckpoint(fmt::format("\"{}\" is missing", key));
   if (!found->is_array()) throw CorruptCheckpoint(fmt::format("\"{}\" is not an array", key));
-  Shape numbers;
+  std::vector<int64_t> numbers;
   for (const json& value : *found) {
     if (!value.is_number_unsigned() || value.get<uint64_t>() > kMax) {
       throw CorruptCheckpoint(

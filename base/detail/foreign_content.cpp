@@ -1,4 +1,4 @@
-#include <sherd/checkpoint/files/detail/foreign_content.h>
+#include <sherd/base/detail/foreign_content.h>
 
 namespace sherd {
 namespace {

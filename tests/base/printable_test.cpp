@@ -1,5 +1,5 @@
 // Text from outside in messages.
-#include <sherd/kernels/device/printable.h>
+#include <sherd/base/printable.h>
 
 #include <gtest/gtest.h>
 

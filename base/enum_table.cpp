@@ -1,9 +1,9 @@
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 

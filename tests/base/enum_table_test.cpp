@@ -1,8 +1,8 @@
-#include <sherd/kernels/device/enum_table.h>
+#include <sherd/base/enum_table.h>
 
 #include <gmock/gmock.h>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/base/error.h>
 
 namespace sherd {
 namespace {

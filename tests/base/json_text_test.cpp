@@ -1,5 +1,5 @@
 // JSON that other programs wrote: limits, and values in messages.
-#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/base/detail/json_text.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
