@@ -17,8 +17,8 @@
 
 #include "commands.h"
 #include "measure.h"
-#include "run_options.h"
-#include "trainer.h"
+#include "train_gpt/run/trainer.h"
+#include "train_gpt/settings/run_options.h"
 
 namespace sherd_bench {
 namespace {

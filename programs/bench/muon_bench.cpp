@@ -19,7 +19,7 @@
 
 #include "commands.h"
 #include "measure.h"
-#include "trainer.h"
+#include "train_gpt/run/trainer.h"
 
 namespace sherd_bench {
 namespace {

@@ -11,7 +11,7 @@
 #include <sherd/optim/role.h>
 
 #include "device_bench.h"
-#include "model_source.h"
+#include "train_gpt/model/model_source.h"
 
 namespace sherd_bench {
 namespace {

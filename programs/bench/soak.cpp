@@ -14,7 +14,7 @@
 #include <sherd/train/report/process_memory.h>
 
 #include "commands.h"
-#include "model.h"
+#include "train_gpt/model/model.h"
 
 namespace sherd_bench {
 namespace {

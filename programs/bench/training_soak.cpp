@@ -18,12 +18,13 @@
 #include <sherd/train/report/trace_output.h>
 
 #include "commands.h"
-#include "launch_flags.h"
-#include "output.h"
-#include "run_options.h"
-#include "trainer.h"
-#include "training_loop.h"
-#include "windows.h"
+#include "train_gpt/rules/parse_config.h"
+#include "train_gpt/run/output.h"
+#include "train_gpt/run/trainer.h"
+#include "train_gpt/run/training_loop.h"
+#include "train_gpt/run/windows.h"
+#include "train_gpt/settings/launch_flags.h"
+#include "train_gpt/settings/run_options.h"
 
 namespace sherd_bench {
 namespace {

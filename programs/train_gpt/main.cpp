@@ -26,20 +26,22 @@
 #include <sherd/train/saving/saving.h>
 #include <sherd/train/settings/config_differences.h>
 
-#include "config.h"
-#include "generate.h"
-#include "launch_flags.h"
-#include "model_source.h"
-#include "optimizer_config.h"
-#include "output.h"
-#include "run_options.h"
-#include "same_files.h"
-#include "same_flags.h"
-#include "same_program.h"
-#include "sample_text.h"
-#include "trainer.h"
-#include "training_loop.h"
-#include "windows.h"
+#include "train_gpt/model/model_source.h"
+#include "train_gpt/rules/model_rules.h"
+#include "train_gpt/rules/parse_config.h"
+#include "train_gpt/run/generate.h"
+#include "train_gpt/run/output.h"
+#include "train_gpt/run/same_files.h"
+#include "train_gpt/run/same_flags.h"
+#include "train_gpt/run/same_program.h"
+#include "train_gpt/run/sample_text.h"
+#include "train_gpt/run/trainer.h"
+#include "train_gpt/run/training_loop.h"
+#include "train_gpt/run/windows.h"
+#include "train_gpt/settings/launch_flags.h"
+#include "train_gpt/settings/optimizer_config.h"
+#include "train_gpt/settings/run_options.h"
+#include "train_gpt/settings/train_config.h"
 
 namespace train_gpt {
 namespace {

@@ -11,8 +11,8 @@
 #include <sherd/comm/backend.h>
 #include <sherd/dtensor/layout.h>
 
-#include "optimizer_config.h"
-#include "settings.h"
+#include "train_gpt/settings/optimizer_config.h"
+#include "train_gpt/settings/settings.h"
 
 namespace libtorch_gpt {
 namespace {

@@ -1,4 +1,4 @@
-// Settings of libtorch_gpt: those of train_gpt (programs/train_gpt/settings.proto) that apply to it.
+// Settings of libtorch_gpt: those of train_gpt (programs/train_gpt/settings/settings.proto) that apply to it.
 #pragma once
 
 #include <string>

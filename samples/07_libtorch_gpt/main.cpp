@@ -35,7 +35,7 @@
 #include <sherd/train/settings/command_line.h>
 #include <sherd/train/settings/config_file.h>
 
-#include "optimizer_config.h"
+#include "train_gpt/settings/optimizer_config.h"
 
 namespace libtorch_gpt {
 namespace {

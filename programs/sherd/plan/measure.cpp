@@ -8,9 +8,9 @@
 #include <sherd/train/plan/measure_hardware.h>
 #include <sherd/train/plan/step_time.h>
 
-#include "forecast.h"
-#include "launch_flags.h"
-#include "trainer.h"
+#include "train_gpt/run/forecast.h"
+#include "train_gpt/run/trainer.h"
+#include "train_gpt/settings/launch_flags.h"
 
 namespace sherd::tools {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <sherd/train/plan/hardware_profile.h>
 
-#include "config.h"
+#include "train_gpt/settings/train_config.h"
 
 namespace sherd::tools {
 

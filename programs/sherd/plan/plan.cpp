@@ -8,7 +8,7 @@
 #include <sherd/train/report/timeline.h>
 
 #include "context_exchange.h"
-#include "optimizer_config.h"
+#include "train_gpt/settings/optimizer_config.h"
 
 namespace sherd::tools {
 namespace {

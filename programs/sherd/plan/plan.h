@@ -10,10 +10,10 @@
 #include <sherd/train/plan/hardware_profile.h>
 #include <sherd/train/plan/step_time.h>
 
-#include "config.h"
-#include "forecast.h"
 #include "listed_model.h"
 #include "planned_model.h"
+#include "train_gpt/run/forecast.h"
+#include "train_gpt/settings/train_config.h"
 
 namespace sherd::tools {
 

@@ -9,7 +9,8 @@
 #include <sherd/base/error.h>
 #include <sherd/nn/models/presets.h>
 
-#include "model_source.h"
+#include "train_gpt/model/model_source.h"
+#include "train_gpt/rules/parse_config.h"
 
 namespace sherd::tools {
 namespace {

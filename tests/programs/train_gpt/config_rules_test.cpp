@@ -7,11 +7,12 @@
 
 #include <sherd/comm/backend.h>
 
-#include "config.h"
-#include "launch_flags.h"
 #include "parse_flags.h"
 #include "support/message_of.h"
 #include "temporary_folder.h"
+#include "train_gpt/rules/parse_config.h"
+#include "train_gpt/settings/launch_flags.h"
+#include "train_gpt/settings/train_config.h"
 
 namespace train_gpt {
 namespace {

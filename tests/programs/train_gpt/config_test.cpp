@@ -1,4 +1,5 @@
-#include "config.h"
+#include "train_gpt/rules/parse_config.h"
+#include "train_gpt/settings/train_config.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,11 +14,11 @@
 #include <sherd/comm/backend.h>
 #include <sherd/train/settings/other_names.h>
 
-#include "launch_flags.h"
 #include "parse_flags.h"
-#include "settings.h"
 #include "support/message_of.h"
 #include "temporary_folder.h"
+#include "train_gpt/settings/launch_flags.h"
+#include "train_gpt/settings/settings.h"
 
 namespace train_gpt {
 namespace {

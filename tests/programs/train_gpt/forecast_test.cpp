@@ -1,5 +1,5 @@
 // Forecasts beside runs: collectives and bytes are equal, peak memory of a step and of the run is within 1 %.
-#include "forecast.h"
+#include "train_gpt/run/forecast.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,11 +12,11 @@
 #include <sherd/checkpoint/saver.h>
 #include <sherd/comm/launcher.h>
 
-#include "config.h"
 #include "parse_flags.h"
 #include "temporary_folder.h"
-#include "trainer.h"
-#include "windows.h"
+#include "train_gpt/run/trainer.h"
+#include "train_gpt/run/windows.h"
+#include "train_gpt/settings/train_config.h"
 
 namespace train_gpt {
 namespace {

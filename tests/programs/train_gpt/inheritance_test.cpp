@@ -1,5 +1,5 @@
 // Settings that a run inherits from the checkpoint it resumes.
-#include "inheritance.h"
+#include "train_gpt/rules/inheritance.h"
 
 #include <algorithm>
 
@@ -9,11 +9,12 @@
 #include <sherd/base/error.h>
 #include <sherd/checkpoint/format/manifest.h>
 
-#include "model_source.h"
-#include "run_options.h"
-#include "saved_model.h"
 #include "support/message_of.h"
 #include "temporary_folder.h"
+#include "train_gpt/model/model_source.h"
+#include "train_gpt/model/saved_model.h"
+#include "train_gpt/rules/parse_config.h"
+#include "train_gpt/settings/run_options.h"
 
 namespace train_gpt {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launch_flags.h"
+#include "train_gpt/settings/launch_flags.h"
 
 namespace train_gpt {
 namespace {

@@ -5,12 +5,12 @@
 #include <sherd/base/error.h>
 
 #include <sherd/nn/hf/model_config.h>
-#include "generate.h"
-#include "model_source.h"
 #include "support/message_of.h"
 #include "support/toy_model.h"
 #include "temporary_folder.h"
-#include "trainer.h"
+#include "train_gpt/model/model_source.h"
+#include "train_gpt/run/generate.h"
+#include "train_gpt/run/trainer.h"
 
 namespace train_gpt {
 namespace {

@@ -1,5 +1,5 @@
 // The mixture of experts against a plain host implementation in double, and its finite differences.
-#include "moe.h"
+#include "train_gpt/model/moe.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Tokens and targets of multi-token prediction.
-#include "next_rows.h"
+#include "train_gpt/run/next_rows.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,11 +7,11 @@
 
 #include <sherd/base/error.h>
 
-#include "misfit.h"
-#include "run_options.h"
-#include "sample_text.h"
 #include "support/message_of.h"
 #include "temporary_folder.h"
+#include "train_gpt/run/sample_text.h"
+#include "train_gpt/settings/misfit.h"
+#include "train_gpt/settings/run_options.h"
 
 namespace train_gpt {
 namespace {

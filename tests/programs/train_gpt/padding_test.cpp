@@ -15,8 +15,8 @@
 
 #include "example_files.h"
 #include "parse_flags.h"
-#include "trainer.h"
-#include "windows.h"
+#include "train_gpt/run/trainer.h"
+#include "train_gpt/run/windows.h"
 
 namespace train_gpt {
 namespace {

@@ -9,9 +9,10 @@
 
 #include <sherd/base/error.h>
 
-#include "config.h"
 #include "support/message_of.h"
 #include "temporary_folder.h"
+#include "train_gpt/rules/parse_config.h"
+#include "train_gpt/settings/train_config.h"
 
 namespace train_gpt {
 

@@ -6,8 +6,8 @@
 
 #include <sherd/comm/core/require_equal.h>
 
-#include "same_flags.h"
-#include "same_program.h"
+#include "train_gpt/run/same_flags.h"
+#include "train_gpt/run/same_program.h"
 
 namespace train_gpt {
 namespace {

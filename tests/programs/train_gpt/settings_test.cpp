@@ -1,5 +1,5 @@
 // settings.proto: what every setting says of itself.
-#include "settings.h"
+#include "train_gpt/settings/settings.h"
 
 #include <algorithm>
 #include <set>
@@ -13,10 +13,10 @@
 #include <sherd/train/data/token_format.h>
 #include <sherd/train/data/token_windows.h>
 
-#include "launch_flags.h"
-#include "optimizer_config.h"
 #include "parse_flags.h"
-#include "run_options.h"
+#include "train_gpt/settings/launch_flags.h"
+#include "train_gpt/settings/optimizer_config.h"
+#include "train_gpt/settings/run_options.h"
 
 namespace train_gpt {
 namespace {

@@ -6,8 +6,8 @@
 #include <map>
 #include <mutex>
 
-#include "model.h"
 #include "support/toy_model.h"
+#include "train_gpt/model/model.h"
 
 namespace train_gpt {
 namespace {

@@ -10,10 +10,10 @@
 #include <sherd/train/data/data.h>
 #include <sherd/train/report/trace_output.h>
 
-#include "run_options.h"
 #include "temporary_folder.h"
 #include "train/report/xml_check.h"
-#include "trainer.h"
+#include "train_gpt/run/trainer.h"
+#include "train_gpt/settings/run_options.h"
 
 namespace train_gpt {
 namespace {

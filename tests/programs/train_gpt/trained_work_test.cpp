@@ -1,5 +1,5 @@
 // Operations of models with frozen parameters, counted from their parameters beside the formula's sizes.
-#include "trained_work.h"
+#include "train_gpt/model/trained_work.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <sherd/nn/hf/model_config.h>
 #include <sherd/nn/models/presets.h>
 
-#include "model_source.h"
 #include "parse_flags.h"
 #include "temporary_folder.h"
+#include "train_gpt/model/model_source.h"
 
 namespace train_gpt {
 namespace {

@@ -1,5 +1,5 @@
 // Early ends of the training loop, triggered on one rank alone.
-#include "training_loop.h"
+#include "train_gpt/run/training_loop.h"
 
 #include <atomic>
 #include <chrono>
@@ -18,9 +18,10 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/train/data/data.h>
 
-#include "run_options.h"
 #include "temporary_folder.h"
-#include "windows.h"
+#include "train_gpt/rules/parse_config.h"
+#include "train_gpt/run/windows.h"
+#include "train_gpt/settings/run_options.h"
 
 namespace train_gpt {
 namespace {

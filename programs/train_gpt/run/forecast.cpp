@@ -1,0 +1,84 @@
+#include "train_gpt/run/forecast.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <sherd/checkpoint/model_state.h>
+#include <sherd/checkpoint/save_plan.h>
+
+#include "train_gpt/run/trainer.h"
+
+namespace train_gpt {
+namespace {
+
+/// Steps before the one that is counted: the first finds the order of units, by which the next ones gather ahead.
+constexpr int kStepsBefore = 1;
+
+/// Tokens that are all 0.
+class Zeros final : public sherd::FileBytes {
+ public:
+  explicit Zeros(int64_t size) : size_(size) {}
+  const std::filesystem::path& path() const override { return path_; }
+  int64_t size() const override { return size_; }
+  void read(int64_t, void* to, int64_t bytes) const override {
+    std::memset(to, 0, static_cast<size_t>(bytes));
+  }
+
+ private:
+  const std::filesystem::path path_ = "zeros";
+  const int64_t size_;
+};
+
+/// Without what a forecast neither reads nor writes.
+TrainConfig without_files(TrainConfig c) {
+  for (std::string* const path : {&c.resume, &c.init_weights, &c.save}) path->clear();
+  c.from_scratch = true;
+  c.tokens.clear();
+  c.sft.clear();
+  c.packing = false;
+  return c;
+}
+
+/// The copy that --async-save keeps for the whole run, as CheckpointSaver allocates it; undefined without.
+sherd::Tensor checkpoint_copy(const TrainConfig& run, Trainer& trainer, int rank, sherd::Device& device) {
+  if (!run.async_save || run.save.empty()) return {};
+  const sherd::SavedRun saved = trainer.saved_run();
+  const auto files = sherd::plan_files(rank, sherd::checkpoint_tensors(saved.model, saved.optimizer));
+  return sherd::Tensor::host(device, {sherd::data_bytes(files)}, sherd::DType::u8,
+                             sherd::MemoryClass::scratch, "checkpoint copy");
+}
+
+}  // namespace
+
+std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& c) {
+  const int64_t count = c.seq + 1;
+  const sherd::TokenFile file{
+      .bytes = std::make_shared<Zeros>(count), .begin = 0, .count = count, .type = sherd::TokenType::u8};
+  std::vector<sherd::SharedTokens> data;
+  data.push_back({std::make_shared<const sherd::TokenStream>("zeros", std::vector{file})});
+  return std::make_shared<const sherd::TokenWindows>(
+      std::move(data), nullptr, sherd::TokenWindowsOptions{.seq = c.seq, .vocab = vocabulary(c)});
+}
+
+Forecast forecast(const TrainConfig& run, int rank, const ForecastOptions& options) {
+  const TrainConfig config = without_files(run);
+  sherd::DryRank dry(rank, static_cast<int>(config.ranks), options.device);
+  Trainer trainer(dry.context(), config, windows_of_zeros(config), options.build);
+  const sherd::Tensor copy = checkpoint_copy(run, trainer, rank, *dry.context().device);
+  for (int i = 0; i < kStepsBefore; ++i) (void)trainer.issue_step();
+  const int64_t before = dry.context().device->allocator().peak_bytes();
+  dry.begin_step();
+  const PendingStep step = trainer.issue_step();
+  Forecast f{.rank = dry.forecast(options.ranks_per_host),
+             .comm = step.result.comm,
+             .run_peak_bytes = std::max(before, dry.context().device->allocator().peak_bytes()),
+             .parameters = trainer.parameters(),
+             .active_parameters = trainer.active_parameters(),
+             .work = trainer.work()};
+  if (const auto plans = trainer.muon_plans(); !plans.empty())
+    for (const sherd::PlanRank& r : plans.front().ranks) f.newton_schulz_cost.push_back(r.cost);
+  return f;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,42 @@
+// Forecast of a run: its training step, counted on a dry device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <sherd/comm/communicator.h>
+#include <sherd/train/data/token_windows.h>
+#include <sherd/train/plan/dry_rank.h>
+
+#include "train_gpt/model/model_source.h"
+#include "train_gpt/settings/train_config.h"
+
+namespace train_gpt {
+
+struct Forecast {
+  sherd::RankForecast rank;
+  sherd::CommCounts comm;      // as StepResult::comm of a step without an evaluation before it
+  int64_t run_peak_bytes = 0;  // as Allocator::peak_bytes() of the whole run
+  int64_t parameters = 0, active_parameters = 0;  // of the whole model
+  sherd::TokenWork work = {};                     // Trainer::work()
+  /// Cost of Newton-Schulz by rank of Muon's first team; empty without Muon.
+  std::vector<double> newton_schulz_cost = {};
+};
+
+struct ForecastOptions {
+  int ranks_per_host = 8;
+  /// Threads and kernels of the run's device; its memory, where it is a GPU.
+  sherd::DryDeviceOptions device = {};
+  ModelBuilder build = build_model;
+};
+
+/// Returns windows of one sequence of tokens that are all 0, for steps whose data does not matter.
+std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& config);
+
+/// Runs the trainer of one rank on a dry device, without data, weights or other ranks. Experts get equal shares of
+/// the rows.
+/// @throws as Trainer's constructor.
+Forecast forecast(const TrainConfig& config, int rank, const ForecastOptions& options = {});
+
+}  // namespace train_gpt

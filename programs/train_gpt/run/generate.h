@@ -1,0 +1,29 @@
+// Text from a --model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "train_gpt/settings/train_config.h"
+
+namespace train_gpt {
+
+/// Prints tokens as they are made: as text by --tokenizer or the tokenizer.json of --model's folder, else as
+/// the tokens' ids. @throws sherd::IoError for a file that cannot be used.
+class ShownTokens {
+ public:
+  ShownTokens(const TrainConfig& config, std::function<void(const std::string&)> print);
+  void add(int32_t token);
+  /// Prints the text that is still held back.
+  void finish();
+
+ private:
+  std::function<void(const std::string&)> print_;
+  std::function<std::string(int32_t)> text_;
+  std::function<std::string()> rest_;
+};
+
+}  // namespace train_gpt
