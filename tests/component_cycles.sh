@@ -10,12 +10,24 @@ known=$(cd "$(dirname "$0")" && pwd)/component_cycles_known.txt
 cd "$1"
 shift
 
-find "$@" \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' \) -print0 | sort -z |
-  xargs -0 grep -HoE '^#include (<sherd/[^>]+>|"[^"]+")' |
-  sed -E -e 's/^([^:]+)\.(h|cpp|cu):#include <sherd\/([^>]+)\.h>$/\1 \3/' \
-    -e 's/^([^:]+\/)([^:/]+)\.(h|cpp|cu):#include "([^"]+)\.h"$/\1\2 \1\4/' |
+# A component of <sherd/...> is a folder's; "x.h" is looked for in the includer's folder, then in those above it.
+{
+  find "$@" \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' \) | sed -E 's/\.(h|cpp|cu)$//; s/$/ ./'
+  find "$@" \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' \) -print0 | sort -z |
+    xargs -0 grep -HoE '^#include (<sherd/[^>]+>|"[^"]+")' |
+    sed -E -e 's/^([^:]+)\.(h|cpp|cu):#include <sherd\/torch\/([^>]+)\.h>$/\1 adapters\/torch\/\3/' \
+      -e 's/^([^:]+)\.(h|cpp|cu):#include <sherd\/([^>]+)\.h>$/\1 \3/' \
+      -e 's/^([^:]+)\.(h|cpp|cu):#include "([^"]+)\.h"$/\1 "\3/'
+} |
   awk -v known="$known" '
-    NF == 2 && $1 != $2 && !(($1, $2) in edge) { edge[$1, $2]; targets[$1] = targets[$1] " " $2 }
+    $2 == "." { component[$1]; next }
+    function found(from, name,   folder) {
+      for (folder = from; sub(/\/?[^\/]*$/, "", folder) && folder != "";)
+        if ((folder "/" name) in component) return folder "/" name
+      return name
+    }
+    NF == 2 { to = $2 ~ /^"/ ? found($1, substr($2, 2)) : $2 }
+    NF == 2 && $1 != to && !(($1, to) in edge) { edge[$1, to]; targets[$1] = targets[$1] " " to }
 
     # All that `from` reaches, by way of `at`.
     function walk(from, at,   i, n, to) {

@@ -3,7 +3,7 @@
 #include <torch/nn/init.h>
 #include <torch/nn/modules.h>
 
-#include <sherd/torch/detail/first_values.h>
+#include <sherd/torch/detail/can_reset.h>
 
 namespace sherd::torch {
 namespace {

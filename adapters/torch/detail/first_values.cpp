@@ -14,6 +14,7 @@
 #include <ATen/ATen.h>
 #include <sherd/base/error.h>
 #include <sherd/kernels/random/random.h>
+#include <sherd/torch/detail/can_reset.h>
 #include <sherd/torch/detail/tensor_memory.h>
 #include <sherd/torch/generator.h>
 

@@ -13,9 +13,6 @@
 
 namespace sherd::torch::detail {
 
-/// Returns whether reset_parameters() supports this module.
-bool can_reset(::torch::nn::Module& module);
-
 /// Modules of a tree with parameters or buffers on the meta device. Values are made for one module at a time:
 /// its tensors keep their identity, are on the CPU meanwhile, and return to the meta device.
 class FirstValues {
