@@ -11,7 +11,7 @@ For random small models of all families, f32 in one file, bf16 and f16 in severa
 3. Of an index with ./, folders below, tensors in another file than it says, and one beside model.safetensors, it reads what
    transformers reads.
 
-The second also with every rotary scaling and every kind of windows of rope_training.py, in f32.
+The second also with the rotary scalings and every kind of windows that rope_training.py chooses, in f32.
 
 Ends with exit code 0 when all of that holds, and prints what was compared.
 """
@@ -208,12 +208,11 @@ def main():
                 if (family, form) == ("llama", "bf16"):
                     relocate(program, path, before)
                 count += 1
-        for family in rope_training.FAMILIES:
-            for i, (scaling, rope, more) in enumerate(rope_training.cases_of(family)):
-                path = pathlib.Path(folder) / f"{family}{i}"
-                before = rope_training.make_folder(path, rope_training.config_of(family, rope, more, old_keys=i % 2 == 1))
-                written_anew(program, path, before, f"{family}, {scaling}")
-                scaled += 1
+        for family, i, (scaling, rope, more) in rope_training.chosen_cases():
+            path = pathlib.Path(folder) / f"{family}{i}"
+            before = rope_training.make_folder(path, rope_training.config_of(family, rope, more, old_keys=i % 2 == 1))
+            written_anew(program, path, before, f"{family}, {scaling}")
+            scaled += 1
     print(f"{count} folders of {len(CONFIGS)} families: written back byte for byte, and anew as transformers opens them; "
           f"{scaled} with rotary scalings and windows anew")
 

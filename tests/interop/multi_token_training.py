@@ -3,7 +3,7 @@
 
 `transformers` leaves the head out, so the head is written here, by the formula of DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437,
 section 2.2), around the decoder layer of `transformers`. Small models train for 20 steps by `train_gpt --mtp-weight`, on
-windows and on packed examples, on several arrangements of ranks. Both losses of every step, and the weights behind the last, agree
+windows and on packed examples, on several arrangements of ranks, half of them without SHERD_NIGHTLY. Both losses of every step, and the weights behind the last, agree
 to 1e-5, relative. --adam-eps is above rounding, which AdamW would otherwise pass on to weights of small gradients.
 """
 
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sft_training import batch_of, make_examples, rows_of, run, write_examples
+from sft_training import arrangements, batch_of, make_examples, rows_of, run, write_examples
 
 SEQ, BATCH, STEPS, LR, EPS, WEIGHT, TOLERANCE = 40, 8, 20, 1e-3, 1e-4, 0.3, 1e-5
 ARRANGEMENTS = {
@@ -157,15 +157,15 @@ def main():
     write_examples(work / "chats", examples)
     data = {"windows": (["--tokens", work / "tokens.bin", "--token-format", "u16"], lambda config: windows_of(tokens)),
             "packed examples": (["--sft", work / "chats", "--packing"], lambda config: packed_of(rows_of(examples, True), config))}
-    for family in ("deepseek_v3", "glm4_moe"):
-        for kind, (flags, batches) in data.items():
+    for number, family in enumerate(("deepseek_v3", "glm4_moe")):
+        for turn, (kind, (flags, batches)) in enumerate(data.items()):
             model = AutoModelForCausalLM.from_pretrained(models / family, dtype=torch.float32, attn_implementation="eager",
                                                          experts_implementation="eager")
             head = Head(model)
             folder = work / f"{family}-{kind.split()[0]}"
             write_folder(folder, models / family, head, model)
             theirs = train_theirs(model, head, batches(model.config))
-            for i, (name, ranks) in enumerate(ARRANGEMENTS.items()):
+            for i, (name, ranks) in enumerate(arrangements(number + turn, ARRANGEMENTS)):
                 metrics, out = work / "metrics.jsonl", Path(f"{folder}-out-{i}")
                 run(program, "--model", folder, *flags, "--order", "sequential", "--seq", SEQ, "--batch", BATCH, "--lr", LR,
                     "--adam-eps", EPS, "--steps", STEPS, "--mtp-weight", WEIGHT, *ranks, "--metrics", metrics, "--export-hf", out)
