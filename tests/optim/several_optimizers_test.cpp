@@ -153,9 +153,7 @@ struct Both {
     // Under whole_param matrices of both, and of the root, are in one bucket where buckets span units.
     for (auto& [name, p] : model.named_parameters())
       if (o.layout == LayoutPolicy::whole_param && p.shape().size() == 2) p.set_cut(CutClass::row);
-    const int shard = r.world->size() / replicas;
-    const DeviceMesh mesh = replicas == 1 ? DeviceMesh(r.world, {{"shard", shard}})
-                                          : DeviceMesh(r.world, {{"replicate", replicas}, {"shard", shard}});
+    const DeviceMesh mesh = mesh_of(r, replicas);
     fully_shard(model.maker, mesh, o);
     fully_shard(model.judge, mesh, o);
     fully_shard(model, mesh, o);

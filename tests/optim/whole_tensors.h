@@ -3,8 +3,10 @@
 
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "support/owned_values.h"
 #include "support/toy_model.h"
 
 namespace sherd::test {
@@ -26,6 +28,16 @@ inline bool same_bits(const std::vector<std::vector<float>>& a, const std::vecto
   for (size_t i = 0; i < a.size(); ++i)
     if (!same_bits(a[i], b[i])) return false;
   return true;
+}
+
+/// Returns the names of values whose bits differ or that one of both lacks.
+inline std::string other_bits(const OwnedValues::Map& a, const OwnedValues::Map& b) {
+  std::string names;
+  for (const auto& [name, values] : a)
+    if (!b.contains(name) || !same_bits(values, b.at(name))) names += name + "; ";
+  for (const auto& [name, values] : b)
+    if (!a.contains(name)) names += name + "; ";
+  return names;
 }
 
 }  // namespace sherd::test

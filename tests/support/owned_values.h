@@ -1,4 +1,4 @@
-// State of whole matrices, brought together from the ranks that store it.
+// Whole tensors, brought together from the ranks that store them.
 #pragma once
 
 #include <algorithm>
@@ -29,6 +29,14 @@ class OwnedValues {
       for (size_t k = 0; k < s.matrices.size(); ++k)
         std::copy_n(local.begin() + static_cast<int64_t>(k) * each, each, all.begin() + s.matrices[k] * each);
     }
+  }
+  /// Adds all of this rank's tensor-parallel part of a parameter, or of a state like it. Any thread.
+  void add(const Parameter& p, const std::string& name, const std::vector<float>& part) {
+    const std::lock_guard lock(mutex_);
+    std::vector<float>& all = values_[name];
+    all.resize(static_cast<size_t>(numel_of(p.global_shape())), NAN);
+    for (const GlobalRun& run : p.global_runs({ParamIndex(0), ParamIndex(p.numel())}))
+      std::copy_n(part.begin() + run.local.value, run.count, all.begin() + run.global.value);
   }
   /// Once every rank has added its part.
   const Map& values() const { return values_; }

@@ -27,9 +27,7 @@ struct Rig {
       : rank(r), model(width, hidden, kBlocks) {
     if (before) before(model);
     routes = route(model, {.optimizer = Algorithm::adamw});
-    const int shard = r.world->size() / replicas;
-    const DeviceMesh mesh = replicas == 1 ? DeviceMesh(r.world, {{"shard", shard}})
-                                          : DeviceMesh(r.world, {{"replicate", replicas}, {"shard", shard}});
+    const DeviceMesh mesh = mesh_of(r, replicas);
     for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
     fully_shard(model, mesh, o);
     optimizer.emplace(model, routes, OptimizerOptions{});

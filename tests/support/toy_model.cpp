@@ -13,10 +13,7 @@ ToyResult run_toy(const ToyRun& run) {
     RoutingOptions routing;
     routing.optimizer = run.optimizer;
     const Routing routes = route(model, routing);
-    const int shard = run.ranks / run.replicas;
-    const DeviceMesh mesh = run.replicas == 1
-                                ? DeviceMesh(rank.world, {{"shard", shard}})
-                                : DeviceMesh(rank.world, {{"replicate", run.replicas}, {"shard", shard}});
+    const DeviceMesh mesh = mesh_of(rank, run.replicas);
     for (auto& b : model.blocks_) fully_shard(*b, mesh, run.options);
     fully_shard(model, mesh, run.options);
     Optimizer optimizer(model, routes, {.adamw = {}, .muon = run.muon, .weight_decay = 0.1});

@@ -27,8 +27,11 @@ inline void launch(int ranks, const std::function<void(RankContext&)>& body) {
 constexpr Strategy kEveryStrategy[] = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
                                        Strategy::optim_grads_params};
 
-/// All ranks in one dimension, "shard".
-inline DeviceMesh mesh_of(RankContext& r) { return DeviceMesh(r.world, {{"shard", r.world->size()}}); }
+/// All ranks in one dimension, "shard", or in "replicate" x "shard".
+inline DeviceMesh mesh_of(RankContext& r, int replicas = 1) {
+  const MeshDim shard{"shard", r.world->size() / replicas};
+  return replicas == 1 ? DeviceMesh(r.world, {shard}) : DeviceMesh(r.world, {{"replicate", replicas}, shard});
+}
 
 /// y = x + down(gelu(up(norm(x)))), widths chosen by the caller.
 struct ToyBlock : nn::Module<ToyBlock> {
