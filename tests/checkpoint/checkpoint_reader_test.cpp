@@ -1,7 +1,5 @@
 #include <sherd/checkpoint/checkpoint_reader.h>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include <sherd/base/error.h>
@@ -17,8 +15,6 @@ namespace {
 using test::cut;
 using test::HandTensor;
 using test::write_by_hand;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// Each box in a file of its own.
 HandTensor spread(std::string name, const Shape& shape, const std::vector<Box>& boxes,

@@ -3,9 +3,6 @@
 #include <cstring>
 #include <limits>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/saver.h>
@@ -17,8 +14,6 @@
 
 namespace sherd::test {
 namespace {
-
-using ::testing::IsEmpty;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();

@@ -1,6 +1,4 @@
 // Collective functions that one rank calls alone say so long before the timeout.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <future>
 
@@ -9,14 +7,12 @@
 #include <sherd/checkpoint/state_dict.h>
 #include <sherd/checkpoint/weights.h>
 
+#include "support/message_of.h"
 #include "support/toy_model.h"
 #include "temporary_folder.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 // Returns stderr while rank 0 alone calls `call`, and the error of the call.
 std::pair<std::string, std::string> alone(const std::function<void(ToyModel&, RankContext&)>& call) {
@@ -28,7 +24,7 @@ std::pair<std::string, std::string> alone(const std::function<void(ToyModel&, Ra
   EXPECT_THROW(test::launch(3, options,
                             [&](RankContext& r) {
                               ToyModel model(8, 8, 1);
-                              fully_shard(model, DeviceMesh(r.world, {{"shard", 3}}));
+                              fully_shard(model, mesh_of(r));
                               if (r.world->rank() != 0)
                                 return void(failure.wait_for(std::chrono::milliseconds(600)));
                               try {

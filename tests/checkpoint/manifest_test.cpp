@@ -3,8 +3,6 @@
 #include <cstring>
 #include <functional>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <xxhash.h>
 
 #include <sherd/base/error.h>
@@ -14,8 +12,6 @@
 
 namespace sherd {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
 

@@ -1,20 +1,17 @@
 // A checkpoint of any arrangement of ranks loads on any other, bit for bit.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
 
 #include "support/filled_state.h"
+#include "support/message_of.h"
 #include "support/pieces.h"
 #include "temporary_folder.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::IsEmpty;
 
 struct Arrangement {
   int ranks = 1, replicas = 1;
@@ -33,8 +30,7 @@ struct Arrangement {
 std::vector<Arrangement> all_arrangements() {
   std::vector<Arrangement> all;
   for (int ranks : {1, 2, 3, 4, 6, 8})
-    for (Strategy s :
-         {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params})
+    for (Strategy s : kEveryStrategy)
       for (LayoutPolicy l : {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param})
         all.push_back({ranks, 1, s, l, Outer::no_shard, DType::f32});
   for (Outer outer : {Outer::no_shard, Outer::optim}) {
@@ -49,10 +45,7 @@ std::vector<Arrangement> all_arrangements() {
 struct Subject {
   Subject(RankContext& rank, const Arrangement& a) {
     const Routing routing = route(model);
-    FullyShardOptions options;
-    options.strategy = a.strategy;
-    options.layout = a.layout;
-    options.outer = a.outer;
+    FullyShardOptions options{.strategy = a.strategy, .outer = a.outer, .layout = a.layout};
     options.bucket_elements = a.ranks % 2 == 0 ? 1 : 0;  // whole_param: many buckets that span units, or one
     options.compute_dtype = a.compute;
     std::vector<MeshDim> dims{{"shard", a.ranks / a.replicas}};
@@ -134,9 +127,7 @@ TEST(Resharding, ReplicasWriteEquallyMuch) {
     ToyModel model(64, 256, 3);
     const Routing routing = route(model, {.optimizer = Algorithm::muon});
     const DeviceMesh mesh(rank.world, {{"replicate", 2}, {"shard", 2}});
-    FullyShardOptions options;
-    options.strategy = Strategy::no_shard;
-    fully_shard(model, mesh, options);
+    fully_shard(model, mesh, {.strategy = Strategy::no_shard});
     Optimizer optimizer(model, routing, {});
     int64_t mine = 0, all = 0;
     for (const LocalTensor& t : checkpoint_tensors(model, &optimizer)) {

@@ -8,8 +8,6 @@
 #include <tuple>
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -20,11 +18,6 @@
 
 namespace sherd {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 std::string length_prefix(uint64_t length) {
   std::string bytes(8, '\0');

@@ -1,6 +1,4 @@
 // Ranks whose copies of weights and checkpoints differ: all are refused alike, before anything is loaded.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -24,11 +22,6 @@ namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 /// Returns the error of every rank, if all threw the same; "" if none threw. `odd`: RanksDiffer::ranks().
 std::string said_by_all(int ranks, const std::function<void(RankContext&)>& body,

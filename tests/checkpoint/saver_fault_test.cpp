@@ -6,8 +6,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
@@ -23,9 +21,6 @@ namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::Each;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr int kRanks = 3;
 

@@ -1,6 +1,4 @@
 // Saving tensors of any cut, dtype and number of ranks, and what failures of single ranks do to the others.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include <cerrno>
@@ -22,12 +20,6 @@
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::StartsWith;
 
 // A tensor whose elements are distributed by flat cuts: rank r holds [cuts[r], cuts[r + 1]).
 struct CutTensor {

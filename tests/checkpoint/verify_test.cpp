@@ -1,10 +1,8 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
 
 #include "support/hand_written.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd {
@@ -13,12 +11,6 @@ namespace {
 using test::cut;
 using test::HandTensor;
 using test::write_by_hand;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 /// Two tensors in two files, an optimizer's in a third.
 Manifest write_small(const TemporaryFolder& folder) {

@@ -1,5 +1,4 @@
 // Choice of the backend by `auto`, and refusals of all backends, over imitated environments.
-#include <gmock/gmock.h>
 
 #include <string>
 
@@ -8,14 +7,10 @@
 #include <sherd/comm/backend_choice.h>
 
 #include "comm/environment_variables.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
 
 const BackendSituation kCpu{.has_mpi = true, .has_nccl = true};
 const BackendSituation kGpu{.device = DeviceKind::cuda, .has_mpi = true, .has_nccl = true};

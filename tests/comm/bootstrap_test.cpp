@@ -1,6 +1,3 @@
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -27,9 +24,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 LaunchEnvironment environment_in(const Variables& variables) { return from_environment(lookup(variables)); }
 

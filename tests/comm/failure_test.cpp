@@ -1,5 +1,4 @@
 // Failures end every rank: mismatches, timeouts and failing ranks, with the first cause.
-#include <gmock/gmock.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,15 +10,12 @@
 
 #include "comm/integer_tensors.h"
 #include "comm/on_time.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::Each;
-using testing::HasSubstr;
-using testing::SizeIs;
 
 struct Boom : std::runtime_error {
   using std::runtime_error::runtime_error;

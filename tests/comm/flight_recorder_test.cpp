@@ -1,5 +1,4 @@
 // The ring of a flight recorder, sums of lateness, and the clauses of reports.
-#include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
 
@@ -16,8 +15,6 @@ namespace sherd::comm {
 namespace {
 
 using nlohmann::json;
-using testing::AllOf;
-using testing::HasSubstr;
 using testing::MatchesRegex;
 using State = FlightRecord::State;
 

@@ -1,13 +1,10 @@
 // In place where a verb says so, with the right data; any other overlap is refused at the call.
-#include <gmock/gmock.h>
 
 #include "comm/integer_tensors.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
-
-using testing::AllOf;
-using testing::HasSubstr;
 
 template <class F>
 std::string refusal(F call) {

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -14,13 +12,12 @@
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
 
 #include "comm/integer_tensors.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
 
 /// Variables of this process, which go again.
 class Environment {

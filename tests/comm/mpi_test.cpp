@@ -1,6 +1,5 @@
 // Properties of the MPI backend alone: long messages in pieces, waiting that costs no core, options.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -14,13 +13,12 @@
 #include <sherd/comm/watch/heartbeat.h>
 
 #include "comm/integer_tensors.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
 
 double cpu_seconds() {
   rusage usage{};
@@ -228,31 +226,25 @@ TEST(LibraryOrder, AFailureEndsAllRanksWithItsCause) {
   LaunchOptions options;
   options.mpi.library_order = true;
   options.timeout = 20s;
-  try {
-    run_ranks(processes(), options, [](RankContext& c) {
-      Stream& s = c.device->compute();
-      const Tensor t = make_tensor(*c.device, DType::f32, {1, 2, 3});
-      for (int call = 0; call < 3; ++call) c.world->all_reduce(s, t);
-      s.synchronize();
-      if (c.world->rank() == 1) throw Error("the disk is gone");
-      c.world->all_reduce(s, t);
-      s.synchronize();
-    });
-    ADD_FAILURE() << "ended well";
-  } catch (const Error& e) {
-    EXPECT_THAT(e.what(), HasSubstr("the disk is gone"));
-  }
+  EXPECT_THAT(message_of<Error>([&] {
+                run_ranks(processes(), options, [](RankContext& c) {
+                  Stream& s = c.device->compute();
+                  const Tensor t = make_tensor(*c.device, DType::f32, {1, 2, 3});
+                  for (int call = 0; call < 3; ++call) c.world->all_reduce(s, t);
+                  s.synchronize();
+                  if (c.world->rank() == 1) throw Error("the disk is gone");
+                  c.world->all_reduce(s, t);
+                  s.synchronize();
+                });
+              }),
+              HasSubstr("the disk is gone"));
 }
 
 TEST(LibraryOrder, WantsAProcessForEachRank) {
   LaunchOptions options;
   options.mpi.library_order = true;
-  try {
-    run_ranks(processes() + 1, options, [](RankContext&) {});
-    ADD_FAILURE() << "two ranks in one process";
-  } catch (const InvalidArgument& e) {
-    EXPECT_THAT(e.what(), AllOf(HasSubstr("mpi.library_order = true"), HasSubstr("a process for each rank")));
-  }
+  EXPECT_THAT(message_of<InvalidArgument>([&] { run_ranks(processes() + 1, options, [](RankContext&) {}); }),
+              AllOf(HasSubstr("mpi.library_order = true"), HasSubstr("a process for each rank")));
 }
 
 std::string refusal(const MpiOptions& options) {

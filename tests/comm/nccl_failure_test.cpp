@@ -1,5 +1,4 @@
 // Failures of NCCL's backend: its end and its messages.
-#include <gmock/gmock.h>
 
 #include <atomic>
 #include <chrono>
@@ -8,15 +7,12 @@
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
 
 #include "comm/nccl_runs.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::Each;
-using testing::HasSubstr;
-using testing::IsEmpty;
 
 TEST(NcclFailure, ALateRankIsNamedWithItsLastCall) {
   for (const bool queue : {false, true}) {
@@ -205,12 +201,8 @@ TEST(NcclFailure, ReturningIsNotAnErrorWithoutWaitingRanks) {
 
 TEST(NcclFailure, RecoverySaysWhyNot) {
   run(cpu_devices(2), quick(1h), {}, [&](RankContext& c) {
-    try {
-      c.world->recover();
-      ADD_FAILURE();
-    } catch (const NotSupported& e) {
-      EXPECT_THAT(e.what(), AllOf(HasSubstr("NCCL's communicators are gone"), HasSubstr("last checkpoint")));
-    }
+    EXPECT_THAT(message_of<NotSupported>([&] { c.world->recover(); }),
+                AllOf(HasSubstr("NCCL's communicators are gone"), HasSubstr("last checkpoint")));
   });
 }
 
@@ -246,12 +238,9 @@ TEST(NcclFailure, InitialisationOfOneRankFailsForAll) {
 TEST(NcclFailure, RanksThatNeverComeAreNamed) {
   fake_nccl::reset();
   const auto store = make_memory_store();
-  try {
-    nccl::make_world(fake_nccl::api(), cpu_devices(1)[0], store, 1, 4, quick(300ms));
-    FAIL();
-  } catch (const CommError& e) {
-    EXPECT_THAT(e.what(), HasSubstr("making the world on rank 1 of 4: waited 300 ms for ranks 0, 2, 3,"));
-  }
+  EXPECT_THAT(message_of<CommError>(
+                  [&] { nccl::make_world(fake_nccl::api(), cpu_devices(1)[0], store, 1, 4, quick(300ms)); }),
+              HasSubstr("making the world on rank 1 of 4: waited 300 ms for ranks 0, 2, 3,"));
   EXPECT_EQ(fake_nccl::log().made, 0);
 }
 

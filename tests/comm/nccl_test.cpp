@@ -1,6 +1,5 @@
 // Properties of the NCCL backend alone: its ends, its registrations, its limits; its errors are in
 // nccl_failure_test.cpp. The suites that every backend passes run over it too (nccl_ranks.cpp).
-#include <gmock/gmock.h>
 
 #include <chrono>
 #include <cmath>
@@ -12,16 +11,12 @@
 #include <sherd/comm/core/detail/call_bytes.h>
 
 #include "comm/nccl_runs.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::Each;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::SizeIs;
 
 std::vector<float> random_numbers(int rank, int64_t count) {
   std::mt19937_64 random(static_cast<uint64_t>(rank) + 1);
@@ -155,12 +150,7 @@ TEST(NcclMemory, IsInTheTableAndUnderTheLimit) {
 
   const auto small = fake_nccl::make_queue_device("rank 0", 0, fake_nccl::kCommunicatorBytes * 3 / 2);
   const auto world = nccl::make_world(fake_nccl::api(), std::vector{small}, quick(60s)).front();
-  try {
-    world->clone();
-    ADD_FAILURE() << "more than the limit";
-  } catch (const OutOfMemory& e) {
-    EXPECT_THAT(e.what(), HasSubstr("NCCL"));
-  }
+  EXPECT_THAT(message_of<OutOfMemory>([&] { world->clone(); }), HasSubstr("NCCL"));
 }
 
 TEST(NcclMemory, OfTheFirstCallIsCountedToo) {
@@ -185,13 +175,11 @@ TEST(NcclMemory, OfTheFirstCallIsCountedToo) {
   const auto small = fake_nccl::make_queue_device(
       "rank 0", 0, fake_nccl::kCommunicatorBytes + fake_nccl::kFirstCallBytes / 2);
   const auto world = nccl::make_world(fake_nccl::api(), std::vector{small}, quick(60s)).front();
-  try {
-    world->barrier(small->compute());
-    small->compute().synchronize();
-    ADD_FAILURE() << "more than the limit";
-  } catch (const OutOfMemory& e) {
-    EXPECT_THAT(e.what(), HasSubstr("NCCL"));
-  }
+  EXPECT_THAT(message_of<OutOfMemory>([&] {
+                world->barrier(small->compute());
+                small->compute().synchronize();
+              }),
+              HasSubstr("NCCL"));
 }
 
 // Sums in NVLink's switches have another order in each call.

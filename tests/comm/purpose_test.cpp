@@ -1,5 +1,4 @@
 // Purposes of calls, and comparisons of ranks.
-#include <gmock/gmock.h>
 
 #include <atomic>
 #include <limits>
@@ -10,14 +9,10 @@
 #include <sherd/comm/core/same_value.h>
 
 #include "comm/integer_tensors.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
-
-using testing::AllOf;
-using testing::Each;
-using testing::HasSubstr;
-using testing::SizeIs;
 
 TEST(PurposeOfCalls, HoldsForAScopeAndIsNotInherited) {
   run_ranks(2, [](RankContext& c) {

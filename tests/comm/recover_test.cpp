@@ -1,5 +1,4 @@
 // After errors that every rank has caught, the launch continues.
-#include <gmock/gmock.h>
 
 #include <atomic>
 #include <chrono>
@@ -8,15 +7,12 @@
 
 #include "comm/integer_tensors.h"
 #include "comm/on_time.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::Each;
-using testing::HasSubstr;
-using testing::SizeIs;
 
 /// Resources of a rank, as in a sharded model: three streams, communicators of two groups.
 struct Worker {

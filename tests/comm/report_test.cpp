@@ -1,6 +1,5 @@
 // Errors that report every rank: those that wait, those that are missing and their last calls; and the files
 // of flight recorders.
-#include <gmock/gmock.h>
 
 #include <chrono>
 #include <filesystem>
@@ -15,18 +14,14 @@
 #include "comm/integer_tensors.h"
 #include "comm/on_time.h"
 #include "support/comma_locale.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
 using testing::ContainsRegex;
-using testing::Each;
-using testing::HasSubstr;
-using testing::Not;
-using testing::SizeIs;
 
 /// The errors of the ranks that ended in a CommError. Each gives its sign of that, where there are `signs`.
 std::vector<std::string> errors(int ranks, const LaunchOptions& options,

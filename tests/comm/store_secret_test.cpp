@@ -2,8 +2,6 @@
 // nothing.
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -27,16 +25,13 @@
 
 #include "comm/store_lines.h"
 #include "comm/store_peer.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
 using testing::_;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
 using Clock = std::chrono::steady_clock;
 using Verdict = store_wire::Welcome::Verdict;
 

@@ -1,6 +1,4 @@
 // The job's store: its verbs, and every way in which processes fail to find each other or lose each other.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -23,14 +21,12 @@
 #include "comm/reserved_port.h"
 #include "comm/store_lines.h"
 #include "comm/store_peer.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
 std::shared_ptr<Store> client(int port, int rank, int size, std::chrono::milliseconds timeout = kLongEnough) {

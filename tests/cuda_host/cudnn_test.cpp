@@ -1,6 +1,5 @@
 // Attention by cuDNN: cuts, plans, and what the own kernels compute instead. Runs on a real GPU with cuDNN, too, where it
 // compares cuDNN with the reference.
-#include <gmock/gmock.h>
 #include <sherd/kernels/device/cuda/queue.h>
 #include <sherd/nn/kernels/attention/cuda_cudnn.h>
 #include <sherd/nn/ops.h>
@@ -13,6 +12,7 @@
 #include <thread>
 
 #include "../kernels/lab.h"
+#include "support/message_of.h"
 
 #ifdef TEST_CUDA_EMULATED
 #include <cuda_host/fake.h>
@@ -20,8 +20,6 @@
 
 namespace sherd::test {
 namespace {
-
-using testing::HasSubstr;
 
 #ifdef TEST_CUDA_EMULATED
 /// Scope in which the imitated cuDNN is installed.

@@ -23,6 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "support/message_of.h"
+
 namespace sherd {
 namespace {
 
@@ -289,12 +291,7 @@ TEST(CudaLibraries, AreFoundInTheProgramBeforeTheyAreLoaded) {
 
 TEST(CudaLibraries, AMissingOneIsAnErrorThatNamesTheRemedy) {
   const auto error_of = [](const char* library) -> std::string {
-    try {
-      cuda::find_function(library, "sherd_nothing");
-    } catch (const CudaError& e) {
-      return e.what();
-    }
-    return "none";
+    return message_of<CudaError>([&] { cuda::find_function(library, "sherd_nothing"); });
   };
   EXPECT_NE(error_of("libnone.so.1").find("cannot load libnone.so.1 ("), std::string::npos);
   EXPECT_NE(error_of("libnone.so.1").find("LD_LIBRARY_PATH"), std::string::npos);

@@ -1,7 +1,5 @@
 // The twins of compute capability 9.0's barriers, copies and products against plain loops, and what they
 // refuse.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sherd/kernels/device/cuda/hopper.h>
 #include <sherd/kernels/device/cuda/launch.h>
 
@@ -9,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "support/message_of.h"
+
 namespace sherd::cuda {
 namespace {
-
-using testing::HasSubstr;
 
 constexpr int kWide = 64, kRows = 64, kCols = 256;  // a row of a box; rows of both factors
 constexpr int kABytes = kRows * 128, kBBytes = kCols * 128;
@@ -144,12 +142,8 @@ TEST(Hopper, NamedBarriersHoldTheirThreadsAlone) {
 }
 
 std::string refusal(const std::function<void()>& body, unsigned threads = 32) {
-  try {
-    cuda_host::run("wrong", dim3(1), dim3(threads), kShared, body);
-  } catch (const std::logic_error& e) {
-    return e.what();
-  }
-  return "nothing";
+  return message_of<std::logic_error>(
+      [&] { cuda_host::run("wrong", dim3(1), dim3(threads), kShared, body); });
 }
 
 TEST(Hopper, MisuseIsNamed) {

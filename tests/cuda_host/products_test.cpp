@@ -1,6 +1,5 @@
 // The products under Newton-Schulz: their ways, their bits, and what happens when the libraries fail. Runs on
 // a real GPU too, where it compares the kernel for compute capability 9.0 with the others.
-#include <gmock/gmock.h>
 #include <sherd/kernels/device/cuda/queue.h>
 #include <sherd/kernels/gemm/cuda_matmul.h>
 #include <sherd/kernels/orthogonalize/cuda/products.h>
@@ -8,6 +7,7 @@
 #include <sherd/kernels/orthogonalize/cuda/symmetric_tiles.h>
 
 #include "../kernels/matrices.h"
+#include "support/message_of.h"
 
 #ifdef TEST_CUDA_EMULATED
 #include <cublasLt.h>
@@ -20,7 +20,6 @@ namespace {
 using cuda::Factor;
 using cuda::Matrices;
 using cuda::Terms;
-using testing::HasSubstr;
 
 struct CudaLab : Lab {
   explicit CudaLab(const std::string& symmetric_products = "blocks")

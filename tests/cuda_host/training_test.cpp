@@ -1,7 +1,5 @@
 // Whole runs of train_gpt on the GPU's side of the program, imitated on the host: the same training as on the
 // CPU to rounding, the same bits under every strategy, and checkpoints that go both ways.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <cstdio>
@@ -9,11 +7,10 @@
 
 #include "example_files.h"
 #include "programs/runs/outcome.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 const Flags kCpu = {}, kGpu = {"--device", "cuda"};
 

@@ -1,9 +1,6 @@
 // Plans of buckets: the bucket of each matrix, and the slots of gradients; planned without devices and ranks.
 #include <sherd/fsdp/bucket_plan.h>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <string>
 #include <vector>
 
@@ -11,11 +8,10 @@
 #include <sherd/fsdp/layout_param.h>
 #include <sherd/fsdp/model_plan.h>
 
+#include "support/message_of.h"
+
 namespace sherd::test {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 PlanUnit unit(const std::string& name, int position, std::vector<PlanParam> params, int world,
               const FullyShardOptions& o) {

@@ -1,17 +1,12 @@
 // Buffers: values that every rank holds whole and that are not trained.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <mutex>
 
+#include "support/message_of.h"
 #include "support/rig.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 // y = x * 1; its buffers are what is looked at.
 struct Kept : ModuleBase {
@@ -45,7 +40,7 @@ TEST(Buffers, EveryRankHasThemWholeWithTheSameFirstValues) {
     std::vector<std::vector<float>> means;
     launch(ranks, [&](RankContext& r) {
       Kept model;
-      fully_shard(model, DeviceMesh(r.world, {{"shard", ranks}}), {.seed = 3});
+      fully_shard(model, mesh_of(r), {.seed = 3});
       Stream& s = r.device->compute();
       EXPECT_EQ(read<float>(s, model.table),
                 (std::vector<float>{0, .5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5}));
@@ -73,7 +68,7 @@ TEST(Buffers, AreListedByTheirFullNames) {
     };
     EXPECT_THAT(names(), ElementsAre("table", "mean", "count", "inner.mask", "inner.none"));
     EXPECT_EQ(model.inner.mask.name(), "mask");
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
+    fully_shard(model, mesh_of(r));
     EXPECT_EQ(model.inner.mask.name(), "inner.mask");
     EXPECT_EQ(runtime_of(model).buffers_of_model().size(), 5u);
     EXPECT_EQ(model.named_parameters().size(), 1u) << "buffers are no parameters";
@@ -88,7 +83,7 @@ TEST(Buffers, KeepWhatTheProgramWritesUntilTheRootIsGone) {
       Kept model;
       handle = model.mean;
       EXPECT_THROW(handle.data(), InvalidArgument) << "described, not allocated";
-      fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+      fully_shard(model, mesh_of(r));
       ops::fill(r.device->compute(), handle.data(), 2 + r.world->rank());
       reset_step(model);
       for (const float v : ops::to_floats(r.device->compute(), model.mean.data()))
@@ -112,14 +107,9 @@ TEST(Buffers, WhatCannotBeIsRefusedWithTheName) {
     struct TooLarge : Kept {
       TooLarge() { buffer("large", {1}, DType::u8, constant(256)); }
     } large;
-    const DeviceMesh mesh(r.world, {{"shard", 1}});
+    const DeviceMesh mesh = mesh_of(r);
     const auto refused = [&](ModuleBase& model) {
-      try {
-        fully_shard(model, mesh);
-      } catch (const InvalidArgument& e) {
-        return std::string(e.what());
-      }
-      return std::string("accepted");
+      return message_of<InvalidArgument>([&] { fully_shard(model, mesh); });
     };
     EXPECT_THAT(refused(both), HasSubstr("two parameters or buffers are named 'weight'"));
     EXPECT_THAT(refused(large), AllOf(HasSubstr("'large'"), HasSubstr("256"), HasSubstr("u8")));
@@ -135,7 +125,7 @@ TEST(Buffers, DifferentDescriptionsOfRanksAreReported) {
         const bool odd = r.world->rank() == 1;
         Kept model(odd && !of_persistence ? 2.0f : 1.0f, !(odd && of_persistence));
         try {
-          fully_shard(model, DeviceMesh(r.world, {{"shard", 3}}));
+          fully_shard(model, mesh_of(r));
         } catch (const ShapeMismatch& e) {
           std::lock_guard lock(mutex);
           texts.emplace_back(e.what());

@@ -1,7 +1,5 @@
 // Exceptions inside forward and backward: the model is as usable afterwards as before, and says what to do
 // first.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "support/chain.h"
 #include "support/message_of.h"
@@ -9,8 +7,6 @@
 namespace sherd::test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using Weights = std::vector<std::vector<float>>;
 
 struct Thrown : std::runtime_error {
@@ -198,7 +194,7 @@ TEST(Exception, CaughtByTheEnclosingModuleContinuesWithoutReset) {
       launch(2, [&](RankContext& r) {
         Chain points(0);
         Retrying model(points);
-        const DeviceMesh mesh(r.world, {{"shard", 2}});
+        const DeviceMesh mesh = mesh_of(r);
         fully_shard(model.link, mesh, {.strategy = s});
         fully_shard(model, mesh, {.strategy = s});
         const Tensor x = Tensor::empty(*r.device, {4, Chain::kWidth}, DType::f32, "test");

@@ -178,8 +178,7 @@ TEST(Gradient, TheFirstWriterOverwritesAndNothingIsWrittenBefore) {
     for (const Strategy s : kEveryStrategy) {
       launch(ranks, [&](RankContext& r) {
         Writers model(3);
-        const DeviceMesh mesh(r.world, {{"shard", ranks}});
-        fully_shard(model, mesh, {.strategy = s, .allow_unused = true});
+        fully_shard(model, mesh_of(r), {.strategy = s, .allow_unused = true});
         const Tensor x = Tensor::empty(*r.device, {1}, DType::f32, "test");
         ShardRuntime& runtime = runtime_of(model);
         const auto betas = [&](bool last) {

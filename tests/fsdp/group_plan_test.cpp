@@ -1,7 +1,5 @@
 // The plan of a model, made without devices and ranks, against the runtime that has them: groups, layouts,
 // costs, slots, bytes of memory by class, bytes that a step moves.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <functional>
@@ -14,12 +12,11 @@
 
 #include <sherd/comm/launcher.h>
 
+#include "support/message_of.h"
 #include "support/planned_model.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::ElementsAre;
 
 // Blocks of a transformer: a norm, fused q, k and v, two matrices.
 std::vector<TableParam> blocks(int count, int64_t d) {

@@ -1,15 +1,10 @@
 // Models that end before what they are made of, names that cannot be saved, parameters without elements.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "support/chain.h"
 #include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 // A root of blocks that others own.
 struct Borrowing : nn::Module<Borrowing> {
@@ -27,7 +22,7 @@ struct Borrowing : nn::Module<Borrowing> {
 TEST(Lifetime, PartsThatOutliveTheRootThrowAndMayBeWrappedAgain) {
   for (Strategy s : kEveryStrategy) {
     launch(2, [&](RankContext& r) {
-      const DeviceMesh mesh(r.world, {{"shard", 2}});
+      const DeviceMesh mesh = mesh_of(r);
       ToyBlock block(12, 20);
       const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
       ops::fill(r.device->compute(), x, 1);
@@ -70,7 +65,7 @@ TEST(Lifetime, AModelThatEndsBeforeItsOptimizerIsNamedByTheNextStep) {
       ToyBlock block(12, 20);
       Borrowing model(block);
       const Routing routes = route(model, {.optimizer = Algorithm::adamw});
-      fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
+      fully_shard(model, mesh_of(r));
       optimizer.emplace(model, routes, OptimizerOptions{});
     }
     EXPECT_THAT(message_of<InvalidArgument>([&] { optimizer->step(0.1); }),
@@ -85,7 +80,7 @@ TEST(Lifetime, AChildThatEndsBeforeItsRootLeavesIt) {
     EXPECT_EQ(model.named_parameters().size(), 4u);
     block.reset();
     EXPECT_EQ(model.named_parameters().size(), 1u);
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
+    fully_shard(model, mesh_of(r));
   });
 }
 
@@ -103,15 +98,11 @@ TEST(Lifetime, TwoModelsTrainSideBySideButShareNoParameter) {
         tie("taken.weight", p);
       }
     } thief(one.model.gain);
-    EXPECT_THAT(message_of<InvalidArgument>([&] {
-                  fully_shard(thief, DeviceMesh(r.world, {{"shard", 2}}));
-                }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { fully_shard(thief, mesh_of(r)); }),
                 HasSubstr("parameter 'taken.weight' belongs to unit 'root' of another sharded model"));
     EXPECT_EQ(one.model.gain.name(), "gain.weight");
     one.step(2);
-    EXPECT_THAT(message_of<InvalidArgument>([&] {
-                  fully_shard(one.model, DeviceMesh(r.world, {{"shard", 2}}));
-                }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { fully_shard(one.model, mesh_of(r)); }),
                 HasSubstr("wrapped already"));
   });
 }
@@ -153,10 +144,7 @@ TEST(Names, ThatCheckpointsCannotHoldAreRefusedWhereTheyAreGiven) {
   launch(1, [](RankContext& r) {
     Named m;
     m.add("__metadata__");
-    EXPECT_THAT(message_of<InvalidArgument>([&] {
-                  fully_shard(m, DeviceMesh(r.world, {{"shard", 1}}));
-                }),
-                HasSubstr("safetensors"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { fully_shard(m, mesh_of(r)); }), HasSubstr("safetensors"));
   });
 }
 
@@ -194,11 +182,10 @@ TEST(Empty, ParametersUnitsAndRootsWithoutElementsTrain) {
         launch(2, [&](RankContext& r) {
           Root model;
           const Routing routes = route(model, {.optimizer = algorithm});
-          const DeviceMesh mesh(r.world, {{"shard", 2}});
-          const FullyShardOptions o{.strategy = s, .layout = layout};
+          const DeviceMesh mesh = mesh_of(r);
           for (ModuleBase* m :
                std::initializer_list<ModuleBase*>{&model.empty, &model.bare, &model.block, &model})
-            fully_shard(*m, mesh, o);
+            fully_shard(*m, mesh, {.strategy = s, .layout = layout});
           Optimizer optimizer(model, routes, {});
           const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
           Stream& stream = r.device->compute();

@@ -1,20 +1,15 @@
 // Lists of modules that stay where they are, and wrapping all modules of a type in one call.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <deque>
 #include <type_traits>
 
 #include <sherd/fsdp/module_list.h>
 
+#include "support/message_of.h"
 #include "support/rig.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 // Never run: only names and units matter here.
 struct Part : ModuleBase {};
@@ -61,7 +56,7 @@ TEST(ModuleList, NamesItsModulesByNumberAndLeavesThemInPlace) {
 TEST(ModuleList, IsAListOfUnits) {
   launch(2, [](RankContext& r) {
     Net net(3);
-    const DeviceMesh mesh(r.world, {{"shard", 2}});
+    const DeviceMesh mesh = mesh_of(r);
     fully_shard(net.pairs, mesh);
     fully_shard(net, mesh);
     EXPECT_THAT(units_of(net), ElementsAre("pairs.0", "pairs.1", "pairs.2", "root"));
@@ -71,7 +66,7 @@ TEST(ModuleList, IsAListOfUnits) {
 TEST(ModuleList, AnEmptyOneIsNotAUnit) {
   launch(1, [](RankContext& r) {
     Net net(0);
-    const DeviceMesh mesh(r.world, {{"shard", 1}});
+    const DeviceMesh mesh = mesh_of(r);
     fully_shard(net.pairs, mesh);
     fully_shard(net, mesh);
     EXPECT_THAT(units_of(net), ElementsAre("root"));
@@ -94,7 +89,7 @@ TEST(ModuleList, OtherContainersThatMoveNothingDoAsWell) {
   };
   launch(1, [](RankContext& r) {
     Own net;
-    const DeviceMesh mesh(r.world, {{"shard", 1}});
+    const DeviceMesh mesh = mesh_of(r);
     fully_shard(net.fixed, mesh);
     fully_shard(net.grown, mesh);
     fully_shard(net, mesh);
@@ -104,7 +99,7 @@ TEST(ModuleList, OtherContainersThatMoveNothingDoAsWell) {
 
 TEST(FullyShardAll, WrapsEveryModuleOfATypeBelowTheRoot) {
   launch(2, [](RankContext& r) {
-    const DeviceMesh mesh(r.world, {{"shard", 2}});
+    const DeviceMesh mesh = mesh_of(r);
     Net by_pair(2), by_leaf(2), nested(1);
     EXPECT_EQ(fully_shard_all<Pair>(by_pair, mesh), 2);
     fully_shard(by_pair, mesh);
@@ -122,7 +117,7 @@ TEST(FullyShardAll, WrapsEveryModuleOfATypeBelowTheRoot) {
 
 TEST(FullyShardAll, AConditionSeesNamesAndModules) {
   launch(1, [](RankContext& r) {
-    const DeviceMesh mesh(r.world, {{"shard", 1}});
+    const DeviceMesh mesh = mesh_of(r);
     Net net(3);
     const auto odd = [](const std::string& name, ModuleBase&) {
       return name == "pairs.1" || name == "pairs.2.left";
@@ -135,17 +130,12 @@ TEST(FullyShardAll, AConditionSeesNamesAndModules) {
 
 TEST(FullyShardAll, ChoosingNoneOrSomeTwiceIsAnErrorThatWrapsNothing) {
   launch(1, [](RankContext& r) {
-    const DeviceMesh mesh(r.world, {{"shard", 1}});
+    const DeviceMesh mesh = mesh_of(r);
     Net net(2);
     EXPECT_THROW(fully_shard_all<ToyBlock>(net, mesh), InvalidArgument);
     fully_shard(net.pairs[1], mesh);
-    try {
-      fully_shard_all<Pair>(net, mesh);
-      FAIL();
-    } catch (const InvalidArgument& e) {
-      EXPECT_THAT(e.what(),
-                  AllOf(HasSubstr("'pairs.1' is wrapped already"), ::testing::Not(HasSubstr("pairs.0"))));
-    }
+    EXPECT_THAT(message_of<InvalidArgument>([&] { fully_shard_all<Pair>(net, mesh); }),
+                AllOf(HasSubstr("'pairs.1' is wrapped already"), ::testing::Not(HasSubstr("pairs.0"))));
     EXPECT_EQ(net.pairs[0].wrap(), nullptr);
     fully_shard(net, mesh);
     EXPECT_THAT(units_of(net), ElementsAre("pairs.1", "root"));

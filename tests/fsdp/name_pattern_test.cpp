@@ -2,8 +2,6 @@
 #include <sherd/fsdp/name_pattern.h>
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <chrono>
@@ -19,9 +17,6 @@
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 bool matches(const std::string& pattern, const std::string& name) {
   return NamePattern(pattern).matches(name);

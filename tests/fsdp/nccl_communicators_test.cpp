@@ -27,10 +27,7 @@ int communicators_of(ToyRun run) {
 }
 
 ToyRun zero3(int replicas = 1, Outer outer = Outer::no_shard) {
-  ToyRun run;
-  run.replicas = replicas;
-  run.options = {.strategy = Strategy::optim_grads_params, .outer = outer};
-  return run;
+  return {.replicas = replicas, .options = {.strategy = Strategy::optim_grads_params, .outer = outer}};
 }
 
 ToyRun muon(MatrixMode mode, ToyRun run = zero3()) {

@@ -1,18 +1,15 @@
 // Training with units' buffers in NCCL's symmetric windows, over the imitated NCCL, which checks its rules.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <fmt/format.h>
 
 #include <sherd/fsdp/runtime.h>
 
 #include "comm/nccl_runs.h"
+#include "support/message_of.h"
 #include "support/toy_model.h"
 
 namespace sherd::test {
 namespace {
-
-using testing::HasSubstr;
 
 ToyResult train(ToyRun run, bool windows, std::string& said) {
   run.launcher = [&](int ranks, const std::function<void(RankContext&)>& body) {
@@ -41,10 +38,7 @@ TEST(NcclWindows, HaveAllUnitsCollectivesAndTheSameBits) {
         Way{Strategy::optim_grads_params, Outer::no_shard, 1, LayoutPolicy::even_rows}}) {
     SCOPED_TRACE(
         fmt::format("{}, {} replicas, {}", name_of(way.strategy), way.replicas, name_of(way.layout)));
-    ToyRun run;
-    run.ranks = 4;
-    run.steps = 2;
-    run.replicas = way.replicas;
+    ToyRun run{.ranks = 4, .replicas = way.replicas, .steps = 2};
     run.options.strategy = way.strategy;
     run.options.outer = way.outer;
     run.options.layout = way.layout;

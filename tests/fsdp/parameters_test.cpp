@@ -1,31 +1,25 @@
 // The odd kinds of parameters and uses: frozen, tied, unused, ignored, called twice; and what misuse says.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 
 #include <sherd/fsdp/weights_change.h>
 
+#include "support/message_of.h"
 #include "support/rig.h"
 
 namespace sherd::test {
 namespace {
 
-using ::testing::HasSubstr;
-
 TEST(Parameters, SameSeedSameModelOnEveryMesh) {
   std::vector<std::vector<float>> want;
   for (const int ranks : {1, 2, 5}) {
-    ToyRun run;
-    run.ranks = ranks;
-    run.steps = 0;
+    ToyRun run{.ranks = ranks, .steps = 0};
     run.options.seed = 42;
     const auto got = run_toy(run).weights;
     if (want.empty()) want = got;
     EXPECT_EQ(got, want) << ranks;
   }
-  ToyRun other;
-  other.steps = 0;
+  ToyRun other{.steps = 0};
   other.options.seed = 43;
   EXPECT_NE(run_toy(other).weights, want);
 }
@@ -36,9 +30,7 @@ TEST(Parameters, FrozenParametersStayAndTheRestTrains) {
     m.blocks_[0]->up_.freeze();
     for (Parameter* p : {&m.blocks_[1]->up_, &m.blocks_[1]->down_, &m.blocks_[1]->norm_}) p->freeze();
   };
-  ToyRun run;
-  run.before = freeze;
-  run.steps = 0;
+  ToyRun run{.steps = 0, .before = freeze};
   const auto start = run_toy(run).weights;
   run.steps = 3;
   const ToyResult one = run_toy(run);
@@ -55,14 +47,12 @@ TEST(Parameters, FrozenParametersStayAndTheRestTrains) {
 
 TEST(Parameters, AUnitCalledTwiceSumsItsGradients) {
   std::vector<std::vector<float>> want;
-  for (Strategy strategy :
-       {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+  for (Strategy strategy : kEveryStrategy) {
     std::vector<std::vector<float>> got;
     launch(2, [&](RankContext& r) {
       ToyModel model(12, 20, 3);
-      const DeviceMesh mesh(r.world, {{"shard", 2}});
-      FullyShardOptions options;
-      options.strategy = strategy;
+      const DeviceMesh mesh = mesh_of(r);
+      const FullyShardOptions options{.strategy = strategy};
       for (auto& b : model.blocks_) fully_shard(*b, mesh, options);
       fully_shard(model, mesh, options);
       model.blocks_.push_back(model.blocks_.front());  // runs again after the last
@@ -128,7 +118,7 @@ TEST(Parameters, TiedWeightsBelongToTheCommonAncestorAndGetBothGradients) {
   for (const int ranks : {1, 3}) {
     launch(ranks, [&](RankContext& r) {
       Tied model(9);
-      const DeviceMesh mesh(r.world, {{"shard", ranks}});
+      const DeviceMesh mesh = mesh_of(r);
       fully_shard(model.block, mesh);
       fully_shard(model.head, mesh);  // its only parameter is shared with embed: left to the root
       fully_shard(model, mesh);
@@ -182,10 +172,7 @@ TEST(Parameters, MissingGradientsAreAnErrorThatNamesAllOfThem) {
 TEST(Parameters, UnusedParametersMayBeAllowed) {
   for (Strategy strategy : {Strategy::no_shard, Strategy::optim_grads, Strategy::optim_grads_params}) {
     launch(2, [strategy](RankContext& r) {
-      FullyShardOptions options;
-      options.strategy = strategy;
-      options.allow_unused = true;
-      Rig rig(r, options);
+      Rig rig(r, {.strategy = strategy, .allow_unused = true});
       auto last = std::move(rig.model.blocks_.back());
       rig.model.blocks_.pop_back();
       const auto before = ops::to_floats(r.device->compute(), last->up_.shard());
@@ -199,9 +186,7 @@ TEST(Parameters, UnusedParametersMayBeAllowed) {
 
 TEST(Parameters, IgnoredParametersAreWholeAndNeverReduced) {
   launch(2, [](RankContext& r) {
-    FullyShardOptions options;
-    options.ignored = {"head.weight"};
-    Rig rig(r, options);
+    Rig rig(r, {.ignored = {"head.weight"}});
     EXPECT_EQ(rig.model.head_.shard().numel(), rig.model.head_.numel());
     EXPECT_LT(rig.model.table_.shard().numel(), rig.model.table_.numel());
     ops::fill(r.device->compute(), rig.tokens, 1 + r.world->rank());
@@ -229,8 +214,7 @@ TEST(Parameters, IgnoredParametersAreWholeAndNeverReduced) {
 }
 
 TEST(Parameters, EvaluationBetweenStepsChangesNothing) {
-  ToyRun run;
-  run.ranks = 2;
+  ToyRun run{.ranks = 2};
   const ToyResult want = run_toy(run);
   run.after_step = [](ToyModel& m) {
     m.set_training(false);
@@ -248,19 +232,12 @@ TEST(Parameters, MisuseIsExplained) {
     const DeviceMesh mesh(r.world, {{"data", 1}});
     EXPECT_THROW(runtime_of(model), InvalidArgument);
     EXPECT_THROW(model.head_.data(), InvalidArgument);
-    FullyShardOptions o;
-    o.prefetch = -1;
-    o.gradient_ranks = -2;
-    o.ignored = {"nobody.weight"};
-    try {
-      fully_shard(model, mesh, o);
-      FAIL();
-    } catch (const InvalidArgument& e) {
-      EXPECT_THAT(e.what(), HasSubstr("'shard'"));
-      EXPECT_THAT(e.what(), HasSubstr("prefetch -1"));
-      EXPECT_THAT(e.what(), HasSubstr("gradient ranks -2"));
-      EXPECT_THAT(e.what(), HasSubstr("nobody.weight"));
-    }
+    EXPECT_THAT(
+        message_of<InvalidArgument>([&] {
+          fully_shard(model, mesh, {.prefetch = -1, .ignored = {"nobody.weight"}, .gradient_ranks = -2});
+        }),
+        ::testing::AllOf(HasSubstr("'shard'"), HasSubstr("prefetch -1"), HasSubstr("gradient ranks -2"),
+                         HasSubstr("nobody.weight")));
   });
   launch(1, [](RankContext& r) {
     Rig rig(r, {});
@@ -276,7 +253,7 @@ TEST(Parameters, DifferentModelsOnDifferentRanksAreRefused) {
   EXPECT_THROW(launch(2,
                       [](RankContext& r) {
                         ToyModel model(8, 8 + r.world->rank(), 1);
-                        fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+                        fully_shard(model, mesh_of(r));
                       }),
                ShapeMismatch);
 }
@@ -284,21 +261,14 @@ TEST(Parameters, DifferentModelsOnDifferentRanksAreRefused) {
 TEST(Parameters, AMemoryLimitStopsZero0AndLetsZero3Train) {
   auto train = [](Strategy s) {
     launch(4, {.device = {.memory_limit = 2'600'000}}, [s](RankContext& r) {
-      FullyShardOptions options;
-      options.strategy = s;
-      Rig rig(r, options, 1, nullptr, 96, 384);
+      Rig rig(r, {.strategy = s}, 1, nullptr, 96, 384);
       rig.step();
       rig.sync();
     });
   };
   EXPECT_NO_THROW(train(Strategy::optim_grads_params));
-  try {
-    train(Strategy::no_shard);
-    FAIL();
-  } catch (const OutOfMemory& e) {
-    EXPECT_THAT(e.what(), HasSubstr("memory limit of 2600000 bytes"));
-    EXPECT_THAT(e.what(), HasSubstr("gradients"));
-  }
+  EXPECT_THAT(message_of<OutOfMemory>([&] { train(Strategy::no_shard); }),
+              ::testing::AllOf(HasSubstr("memory limit of 2600000 bytes"), HasSubstr("gradients")));
 }
 
 }  // namespace

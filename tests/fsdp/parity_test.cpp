@@ -51,9 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Parity,
 class Hsdp : public ::testing::TestWithParam<std::tuple<int, Algorithm>> {};
 
 TEST_P(Hsdp, AgreesWithFlatInBits) {
-  ToyRun run;
-  run.ranks = std::get<0>(GetParam());
-  run.optimizer = std::get<1>(GetParam());
+  ToyRun run{.ranks = std::get<0>(GetParam()), .optimizer = std::get<1>(GetParam())};
   run.options.strategy = Strategy::no_shard;
   const ToyResult want = run_toy(run);
   for (const int replicas : {2, run.ranks}) {
@@ -77,8 +75,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Hsdp,
                          parity_name);
 
 TEST(ParityOptions, PrefetchReshardAndOverlapDoNotChangeBits) {
-  ToyRun run;
-  run.ranks = 3;
+  ToyRun run{.ranks = 3};
   const ToyResult want = run_toy(run);
   for (const int prefetch : {0, 2, 5}) {
     for (const bool reshard : {true, false}) {
@@ -94,10 +91,7 @@ TEST(ParityOptions, PrefetchReshardAndOverlapDoNotChangeBits) {
 
 TEST(ParityOptions, GradientAccumulationAgreesInsideAFamily) {
   for (const int replicas : {1, 2}) {
-    ToyRun run;
-    run.ranks = 4;
-    run.replicas = replicas;
-    run.accumulate = 3;
+    ToyRun run{.ranks = 4, .replicas = replicas, .accumulate = 3};
     auto result = [&](Strategy s, LayoutPolicy l) {
       run.options.strategy = s;
       run.options.layout = l;
@@ -115,8 +109,7 @@ TEST(ParityOptions, GradientAccumulationAgreesInsideAFamily) {
 }
 
 TEST(ParityOptions, OneRankAndManyAgreeToRounding) {
-  ToyRun run;
-  run.steps = 10;
+  ToyRun run{.steps = 10};
   const ToyResult one = run_toy(run);
   run.ranks = 4;
   const ToyResult four = run_toy(run);
@@ -125,9 +118,7 @@ TEST(ParityOptions, OneRankAndManyAgreeToRounding) {
 }
 
 TEST(ParityOptions, Bf16ComputeAgreesInBitsAmongStrategies) {
-  ToyRun run;
-  run.ranks = 4;
-  run.steps = 8;
+  ToyRun run{.ranks = 4, .steps = 8};
   run.options.compute_dtype = DType::bf16;
   run.options.strategy = Strategy::no_shard;
   const ToyResult want = run_toy(run);
@@ -148,8 +139,7 @@ TEST(ParityOptions, Bf16ComputeAgreesInBitsAmongStrategies) {
 }
 
 TEST(ParityOptions, Bf16ReductionAgreesAmongStrategiesAndNearlyWithF32) {
-  ToyRun run;
-  run.ranks = 4;
+  ToyRun run{.ranks = 4};
   const ToyResult f32 = run_toy(run);
   run.options.reduce_dtype = DType::bf16;
   run.options.strategy = Strategy::no_shard;

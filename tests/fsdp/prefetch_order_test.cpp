@@ -1,17 +1,15 @@
 // The order of units as a state machine: which gathers begin when, and what is due, without ranks or devices.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/fsdp/prefetch_order.h>
 
 #include <utility>
 #include <vector>
 
+#include "support/message_of.h"
+
 namespace sherd {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 using Units = std::vector<int>;
 
 /// Units that each begin_ of one pass prefetches, the root's first.

@@ -134,7 +134,7 @@ Weights train_sharing(Strategy s, bool inside_the_first, int prefetch, bool resh
   launch(2, [&](RankContext& r) {
     Sharing model(inside_the_first);
     const Routing routes = route(model, {.optimizer = Algorithm::adamw});
-    const DeviceMesh mesh(r.world, {{"shard", 2}});
+    const DeviceMesh mesh = mesh_of(r);
     const FullyShardOptions o{
         .strategy = s, .reshard_after_forward = reshard, .prefetch = prefetch, .overlap_reduce = overlap};
     fully_shard(model.shared, mesh, o);
@@ -199,7 +199,7 @@ TEST(SharedUnit, MayCallItself) {
         Echo echo;
         nn::Var forward(const nn::Var& x) { return echo(x); }
       } model;
-      const DeviceMesh mesh(r.world, {{"shard", 2}});
+      const DeviceMesh mesh = mesh_of(r);
       fully_shard(model.echo, mesh, {.strategy = s});
       fully_shard(model, mesh, {.strategy = s});
       const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");

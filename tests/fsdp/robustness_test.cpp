@@ -1,6 +1,4 @@
 // Robustness: second backwards, nested units, failing ranks, retried wraps, uneven usage, files.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <chrono>
 #include <cmath>
@@ -12,19 +10,16 @@
 #include <sherd/checkpoint/safetensors/safetensors.h>
 #include <sherd/checkpoint/weights.h>
 
+#include "support/message_of.h"
 #include "support/rig.h"
 
 namespace sherd::test {
 namespace {
 
-using ::testing::HasSubstr;
-
 TEST(Robustness, ASecondBackwardWithoutAStepIsRefused) {
   for (Strategy s : kEveryStrategy) {
     launch(2, [s](RankContext& r) {
-      FullyShardOptions o;
-      o.strategy = s;
-      Rig rig(r, o);
+      Rig rig(r, {.strategy = s});
       rig.forward();
       rig.backward();
       rig.forward();
@@ -40,9 +35,7 @@ TEST(Robustness, ASecondBackwardWithoutAStepIsRefused) {
 TEST(Robustness, WholeParametersAreNotReadableBetweenStepAndUnshard) {
   for (Strategy s : kEveryStrategy) {
     launch(2, [s](RankContext& r) {
-      FullyShardOptions o;
-      o.strategy = s;
-      Rig rig(r, o);
+      Rig rig(r, {.strategy = s});
       rig.step();
       EXPECT_THROW(rig.model.head_.data(), InvalidArgument);
       rig.model.unit()->unshard();
@@ -89,9 +82,8 @@ TEST(Robustness, AFailedWrapLeavesTheModelAsItWas) {
   launch(2, {.device = {.memory_limit = 1'800'000}}, [](RankContext& r) {
     ToyModel model(96, 384, 2);
     (void)route(model, {.optimizer = Algorithm::adamw});
-    const DeviceMesh mesh(r.world, {{"shard", 2}});
-    FullyShardOptions o;
-    o.strategy = Strategy::no_shard;
+    const DeviceMesh mesh = mesh_of(r);
+    FullyShardOptions o{.strategy = Strategy::no_shard};
     for (int attempt = 0; attempt < 2; ++attempt) {
       for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
       if (attempt == 0) {
@@ -111,11 +103,10 @@ TEST(Robustness, AFailedWrapLeavesTheModelAsItWas) {
 TEST(Robustness, DifferentOptionsOnDifferentRanksAreRefused) {
   auto wrap = [](const std::function<void(FullyShardOptions&)>& change) {
     launch(2, [&](RankContext& r) {
-      FullyShardOptions o;
-      o.strategy = Strategy::no_shard;
+      const FullyShardOptions o{.strategy = Strategy::no_shard};
       if (r.world->rank() == 1) change(o);
       ToyModel model(8, 8, 1);
-      fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}), o);
+      fully_shard(model, mesh_of(r), o);
     });
   };
   EXPECT_THROW(wrap([](FullyShardOptions& o) { o.seed = 1; }), ShapeMismatch);
@@ -126,9 +117,7 @@ TEST(Robustness, DifferentOptionsOnDifferentRanksAreRefused) {
 TEST(Robustness, UnusedOnSomeRanksOnlyIsAnErrorNotAMixture) {
   EXPECT_THROW(launch(2,
                       [](RankContext& r) {
-                        FullyShardOptions o;
-                        o.allow_unused = true;
-                        Rig rig(r, o);
+                        Rig rig(r, {.allow_unused = true});
                         if (r.world->rank() == 1) {
                           rig.model.blocks_.erase(rig.model.blocks_.begin() + 1);
                         }
@@ -142,7 +131,7 @@ TEST(Robustness, OptimizerStateIsEvenOverRanks) {
   launch(8, [](RankContext& r) {
     ToyModel model(64, 256, 6);
     const Routing routes = route(model);
-    const DeviceMesh mesh(r.world, {{"shard", 8}});
+    const DeviceMesh mesh = mesh_of(r);
     for (auto& b : model.blocks_) fully_shard(*b, mesh);
     fully_shard(model, mesh);
     Optimizer optimizer(model, routes, {});
@@ -195,9 +184,8 @@ TEST(Robustness, UnitsInsideUnitsTrainTheSame) {
       launch(2, [&](RankContext& r) {
         Nest model;
         const Routing routes = route(model, {.optimizer = Algorithm::adamw});
-        const DeviceMesh mesh(r.world, {{"shard", 2}});
-        FullyShardOptions o;
-        o.strategy = strategy;
+        const DeviceMesh mesh = mesh_of(r);
+        const FullyShardOptions o{.strategy = strategy};
         for (auto& s : model.shells) {
           if (nested) fully_shard(s->inner, mesh, o);
           fully_shard(*s, mesh, o);
@@ -228,7 +216,7 @@ TEST(Robustness, UnitsInsideUnitsShareSlotsByHeightAndAreGatheredAhead) {
   launch(2, [](RankContext& r) {
     Nest model;
     const Routing routes = route(model, {.optimizer = Algorithm::adamw});
-    const DeviceMesh mesh(r.world, {{"shard", 2}});
+    const DeviceMesh mesh = mesh_of(r);
     for (auto& s : model.shells) {
       fully_shard(s->inner, mesh);
       fully_shard(*s, mesh);
@@ -267,10 +255,7 @@ TEST(Robustness, UnitsInsideUnitsShareSlotsByHeightAndAreGatheredAhead) {
 
 TEST(Robustness, Bf16ReductionAgreesAcrossLayoutsUnderHsdpToo) {
   for (const int replicas : {2, 4}) {
-    ToyRun run;
-    run.ranks = 4;
-    run.replicas = replicas;
-    run.accumulate = 2;
+    ToyRun run{.ranks = 4, .replicas = replicas, .accumulate = 2};
     run.options.reduce_dtype = DType::bf16;
     run.options.outer = Outer::optim;
     const ToyResult ragged = run_toy(run);
@@ -282,8 +267,7 @@ TEST(Robustness, Bf16ReductionAgreesAcrossLayoutsUnderHsdpToo) {
 }
 
 TEST(Robustness, OddReplicaArrangementsAgreeToRounding) {
-  ToyRun run;
-  run.ranks = 6;
+  ToyRun run{.ranks = 6};
   const ToyResult flat = run_toy(run);
   for (const int replicas : {2, 3}) {
     run.replicas = replicas;
@@ -314,7 +298,7 @@ TEST(Robustness, WeightsOfAnyFloatTypeComeInAndStrangersAreNamed) {
   }
   launch(3, [&](RankContext& r) {
     ToyModel model(4, 4, 0);
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 3}}));
+    fully_shard(model, mesh_of(r));
     import_weights(model, path);
     Stream& s = r.device->compute();
     const auto head = ops::to_floats(s, model.head_.dtensor().full_tensor(s));
@@ -327,7 +311,7 @@ TEST(Robustness, WeightsOfAnyFloatTypeComeInAndStrangersAreNamed) {
   });
   launch(1, [&](RankContext& r) {
     ToyModel model(4, 4, 1);
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
+    fully_shard(model, mesh_of(r));
     try {
       import_weights(model, path);
       FAIL();

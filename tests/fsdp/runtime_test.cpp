@@ -1,6 +1,4 @@
 // Operations of the runtime, counted: collectives, event order, copies, bytes.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <atomic>
 #include <chrono>
@@ -12,12 +10,11 @@
 
 #include <sherd/kernels/device/trace.h>
 
+#include "support/message_of.h"
 #include "support/rig.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::ElementsAre;
 
 TEST(Runtime, Zero3IssuesExactlyTheCollectivesOfFsdp2) {
   launch(4, [](RankContext& r) {
@@ -45,9 +42,7 @@ TEST(Runtime, Zero3IssuesExactlyTheCollectivesOfFsdp2) {
 TEST(Runtime, HsdpClipsWithOneAllReducePerShardingDimension) {
   launch(4, [](RankContext& r) {
     for (Outer o : {Outer::no_shard, Outer::optim}) {
-      FullyShardOptions options;
-      options.outer = o;
-      Rig rig(r, options, 2);
+      Rig rig(r, {.outer = o}, 2);
       rig.forward();
       auto bwd = rig.counted([&] { rig.backward(); });
       EXPECT_EQ(bwd["reduce_scatter"].calls, (kBlocks + 1) * (o == Outer::optim ? 2 : 1));
@@ -62,9 +57,7 @@ TEST(Runtime, HsdpClipsWithOneAllReducePerShardingDimension) {
 
 TEST(Runtime, Zero0ClipsWithoutCommunication) {
   launch(2, [](RankContext& r) {
-    FullyShardOptions options;
-    options.strategy = Strategy::no_shard;
-    Rig rig(r, options);
+    Rig rig(r, {.strategy = Strategy::no_shard});
     rig.forward();
     auto bwd = rig.counted([&] { rig.backward(); });
     EXPECT_EQ(bwd["all_reduce"].calls, kBlocks + 1);
@@ -89,9 +82,7 @@ TEST(Runtime, OneRankConvertsItsWeightsOnCompute) {
       const auto trace = std::make_shared<Trace>();
       r.device->set_trace(trace);
       trace->set_enabled(true);
-      FullyShardOptions options;
-      options.compute_dtype = DType::bf16;
-      Rig rig(r, options);
+      Rig rig(r, {.compute_dtype = DType::bf16});
       rig.step();
       rig.sync();
       std::set<std::string> streams;
@@ -207,12 +198,9 @@ TEST(Runtime, EventOrderIsThatOfFsdp2) {
 }
 
 TEST(Runtime, RaggedCopiesNothingAroundCollectives) {
-  for (Strategy s :
-       {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+  for (Strategy s : kEveryStrategy) {
     launch(4, [s](RankContext& r) {
-      FullyShardOptions options;
-      options.strategy = s;
-      Rig rig(r, options);
+      Rig rig(r, {.strategy = s});
       rig.step();
       rig.sync();
       const int64_t before = r.device->copied_bytes();
@@ -225,9 +213,7 @@ TEST(Runtime, RaggedCopiesNothingAroundCollectives) {
 
 TEST(Runtime, EvenRowsCopiesOnceInAndOnceOut) {
   launch(4, [](RankContext& r) {
-    FullyShardOptions options;
-    options.layout = LayoutPolicy::even_rows;
-    Rig rig(r, options);
+    Rig rig(r, {.layout = LayoutPolicy::even_rows});
     rig.step();
     rig.sync();
     int64_t elements = 0, root = 0;
@@ -247,10 +233,7 @@ TEST(Runtime, PeakBytesFollowTheFormula) {
   for (const int prefetch : {0, 1, 2}) {
     for (const bool overlap : {true, false}) {
       launch(4, [=](RankContext& r) {
-        FullyShardOptions options;
-        options.prefetch = prefetch;
-        options.overlap_reduce = overlap;
-        Rig rig(r, options, 1, nullptr, 96, 384);
+        Rig rig(r, {.prefetch = prefetch, .overlap_reduce = overlap}, 1, nullptr, 96, 384);
         rig.step();
         rig.step();
         rig.sync();
@@ -278,9 +261,8 @@ TEST(Runtime, WholeParamKeepsMatricesApartAndCarriesTheirCostOn) {
   launch(4, [](RankContext& r) {
     ToyModel model(16, 32, 3);
     (void)route(model);
-    const DeviceMesh mesh(r.world, {{"shard", 4}});
-    FullyShardOptions options;
-    options.layout = LayoutPolicy::whole_param;
+    const DeviceMesh mesh = mesh_of(r);
+    const FullyShardOptions options{.layout = LayoutPolicy::whole_param};
     for (auto& b : model.blocks_) fully_shard(*b, mesh, options);
     fully_shard(model, mesh, options);
     const ShardRuntime& rt = runtime_of(model);
@@ -336,7 +318,7 @@ TEST(Runtime, OnlyMatricesAndTheirStacksCostWhatTheirBlocksCost) {
         add("kernel", {2, 3, 4, 5}, {1, 1});
       }
     } model;
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}), {.layout = LayoutPolicy::whole_param});
+    fully_shard(model, mesh_of(r), {.layout = LayoutPolicy::whole_param});
     std::map<std::string, double> cost;
     for (auto* g : runtime_of(model).groups())
       for (auto& p : g->layout().params()) cost[p.name] = p.cost;

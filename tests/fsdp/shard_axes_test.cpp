@@ -1,14 +1,11 @@
 // Mesh dimensions that split and repeat values, for every strategy, without devices and ranks.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/fsdp/shard_axes.h>
 
+#include "support/message_of.h"
+
 namespace sherd::test {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 // The header's example: the rank at (1, 2, 0).
 const std::vector<MeshAxis> kMesh = {{"replicate", 2, 1}, {"shard", 4, 2}, {"tp", 2, 0}};

@@ -1,6 +1,4 @@
 // Gather slots: their assignment, and the wait of the next holder.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/fsdp/slots.h>
 
@@ -8,10 +6,10 @@
 #include <stdexcept>
 #include <vector>
 
+#include "support/message_of.h"
+
 namespace sherd {
 namespace {
-
-using ::testing::ElementsAre;
 
 TEST(SlotPlan, UnitsOfOneHeightTakeTurnsInSlotsOfTheLargest) {
   const SlotPlan plan = plan_slots({{10}, {30}, {20}, {10}}, 2);

@@ -1,20 +1,16 @@
 // Positions of the elements of a tensor-parallel piece in the whole parameter, against brute force; and
 // initial values of such pieces.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <map>
 #include <mutex>
 
+#include "support/message_of.h"
 #include "support/pieces.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 struct ShardCase {
   std::string name;
@@ -189,7 +185,7 @@ TEST(TensorShardCheck, ASinglePieceNeedsNoMeshDimension) {
   launch(2, [](RankContext& r) {
     ToyModel model(8, 12, 1);
     model.blocks_[0]->up_.set_tensor_shard({"tp", 0, 1, 0});
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+    fully_shard(model, mesh_of(r));
   });
 }
 
@@ -210,7 +206,7 @@ TEST(TensorShardCheck, DealtBlocksOnSomeRanksOnlyAreFound) {
                         ToyModel model(8, 8, 1);
                         model.blocks_[0]->up_.set_row_blocks(r.world->rank() == 0 ? head_blocks(2, 4)
                                                                                   : stacked_blocks({4, 4}));
-                        fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+                        fully_shard(model, mesh_of(r));
                       }),
                ShapeMismatch);
 }
@@ -222,13 +218,10 @@ TEST(TensorShardCheck, ADimensionThatShardsOrReducesCannotCutAsWell) {
       ToyModel model(8, 8, 1);
       model.blocks_[0]->up_.set_tensor_shard({dim, 0, 2, mesh.coordinate(dim)});
       fully_shard(*model.blocks_[0], mesh, {.replicate_dim = "expert"});
-      try {
-        fully_shard(model, mesh, {.replicate_dim = "expert"});
-        FAIL();
-      } catch (const InvalidArgument& e) {
-        EXPECT_THAT(e.what(), HasSubstr("'blocks.0.up.weight' is piece"));
-        EXPECT_THAT(e.what(), HasSubstr(*dim == 's' ? "the shard dimension" : "the replicate dimension"));
-      }
+      EXPECT_THAT(
+          message_of<InvalidArgument>([&] { fully_shard(model, mesh, {.replicate_dim = "expert"}); }),
+          ::testing::AllOf(HasSubstr("'blocks.0.up.weight' is piece"),
+                           HasSubstr(*dim == 's' ? "the shard dimension" : "the replicate dimension")));
     }
   });
 }

@@ -1,19 +1,15 @@
 // The bracket around an update of the weights, and what an exception inside of it leaves.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <mutex>
 
 #include <sherd/fsdp/weights_change.h>
 
 #include "support/chain.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
-using ::testing::Each;
-using ::testing::HasSubstr;
-using ::testing::SizeIs;
 using Weights = std::vector<std::vector<float>>;
 
 struct HalfWay : std::runtime_error {

@@ -1,17 +1,13 @@
 // Tensors lent to and borrowed from other libraries.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/kernels/device/detail/dlpack_abi.h>
 #include <sherd/kernels/device/dlpack.h>
 #include <sherd/kernels/ops.h>
 
+#include "support/message_of.h"
+
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 // A producer that is not sherd: two rows of three floats, told when they are let go.
 struct Foreign {

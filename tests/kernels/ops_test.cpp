@@ -1,25 +1,17 @@
-#include <gmock/gmock.h>
 #include <sherd/kernels/squares/exact_sum.h>
 
 #include <future>
 
 #include "lab.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-
 /// The message of the ShapeMismatch that f throws.
 template <class F>
 std::string mismatch(F f) {
-  try {
-    f();
-  } catch (const ShapeMismatch& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
+  return message_of<ShapeMismatch>([&] { f(); });
 }
 
 TEST(Ops, CopiesAreCounted) {

@@ -1,7 +1,7 @@
 // Same matrix, same bits: in any batch, at any address, on any number of threads. And what is refused.
-#include <gmock/gmock.h>
 
 #include "matrices.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
@@ -73,12 +73,7 @@ TEST(OrthogonalizeBits, ThreadsDoNotMatter) {
 
 template <class F>
 std::string refusal(F f) {
-  try {
-    f();
-  } catch (const InvalidArgument& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
+  return message_of<InvalidArgument>([&] { f(); });
 }
 
 TEST(OrthogonalizeRejects, Options) {

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/message_of.h"
+
 namespace sherd {
 namespace {
 
@@ -85,12 +87,7 @@ TEST_F(StreamTest, StreamsRunConcurrentlyAndWaitForEvents) {
 
 template <class F>
 std::string failure_of(F f) {
-  try {
-    f();
-  } catch (const InvalidArgument& e) {
-    return e.what();
-  }
-  return "none";
+  return message_of<InvalidArgument>([&] { f(); });
 }
 
 TEST_F(StreamTest, FailurePoisonsTheStreamAndItsDependants) {

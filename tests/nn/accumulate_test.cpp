@@ -1,7 +1,7 @@
 // Gradient accumulation as a scope: what is summed over ranks, when, and the bits of it.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 
+#include "support/message_of.h"
 #include "training.h"
 
 namespace sherd::test {
@@ -9,7 +9,6 @@ namespace {
 
 using nn::Tape;
 using nn::Var;
-using testing::HasSubstr;
 
 constexpr int kMicrobatches = 3;
 
@@ -111,12 +110,8 @@ TEST(Accumulate, MisuseIsNamed) {
     Tape tape;
     {
       const Accumulate scope(net, GradientSync::last);
-      try {
-        const Accumulate inner(net);
-        ADD_FAILURE() << "nested";
-      } catch (const InvalidArgument& e) {
-        EXPECT_THAT(e.what(), HasSubstr("announced already"));
-      }
+      EXPECT_THAT(message_of<InvalidArgument>([&] { const Accumulate inner(net); }),
+                  HasSubstr("announced already"));
       plain_step(net, tape, rank, 0);
       EXPECT_THROW(optimizer.step(0.1), InvalidArgument) << "no gradient is final";
     }

@@ -1,5 +1,4 @@
 // Values in expressions: what is recorded, saved and refused. Figures: golden_functions_test.cpp.
-#include <gmock/gmock.h>
 
 #include <cmath>
 
@@ -14,7 +13,6 @@ namespace {
 
 using nn::Tape;
 using nn::Var;
-using testing::HasSubstr;
 
 Var of_shape(Device& device, Shape shape, DType dtype = DType::f32) {
   return Var(Tensor::empty(device, std::move(shape), dtype, "test"));

@@ -326,8 +326,7 @@ void expect_everywhere(const std::string& golden, bool several_backwards, double
                        const std::function<Trained(int ranks, Strategy)>& train_with) {
   for (const int ranks : {1, 3, 4}) {
     std::map<Strategy, Trained> of;
-    for (const Strategy s :
-         {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+    for (const Strategy s : kEveryStrategy) {
       SCOPED_TRACE(fmt::format("{} ranks, {}", ranks, name_of(s)));
       of[s] = train_with(ranks, s);
       compare(of[s], file().at(golden)["ranks"][std::to_string(ranks)], relative);

@@ -1,12 +1,11 @@
 // Products of groups of rows, empty ones among them.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
 #include "differences.h"
 #include "nets.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
@@ -14,7 +13,6 @@ namespace {
 using nn::Tape;
 using nn::Var;
 using Offsets = std::vector<int64_t>;
-using testing::HasSubstr;
 
 constexpr int64_t kGroups = 5, kOut = 6, kIn = 4;
 const Offsets kFirst{0, 0, 3, 3, 4, 4}, kSecond{0, 2, 3, 3, 3, 7}, kNoRows{0, 0, 0, 0, 0, 0};

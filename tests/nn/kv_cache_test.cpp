@@ -1,9 +1,6 @@
 // Generation with kept keys and values: token by token, or in parts, is the whole sequence.
 #include <sherd/nn/kv_cache.h>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -17,8 +14,6 @@ namespace sherd::test {
 namespace {
 
 using nn::Var;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using Floats = std::vector<float>;
 
 constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 6, kSeq = 13, kColumns = (kHeads + 2 * kKvHeads) * kDim;

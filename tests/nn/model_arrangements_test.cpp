@@ -1,7 +1,5 @@
 // The same model on other ranks, strategies and dtypes; vocabularies and key heads that the ranks do not
 // divide.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <unistd.h>
 
@@ -10,6 +8,7 @@
 #include <iterator>
 
 #include "arranged_training.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
@@ -220,12 +219,10 @@ TEST(Arrangements, SequencesLongerThanThePositionsAreRefused) {
     m.positions = 8;
     ArrangedModel arranged(rank, m, {.name = "one"});
     arranged.shard();
-    try {
-      (*arranged.model)(tokens(*rank.device, m, {1, kSeq}, 0, 0));
-      FAIL();
-    } catch (const ShapeMismatch& e) {
-      EXPECT_THAT(e.what(), testing::HasSubstr("at most 8 positions"));
-    }
+    EXPECT_THAT(message_of<ShapeMismatch>([&] {
+                  (*arranged.model)(tokens(*rank.device, m, {1, kSeq}, 0, 0));
+                }),
+                testing::HasSubstr("at most 8 positions"));
   });
 }
 

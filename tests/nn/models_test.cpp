@@ -1,6 +1,4 @@
 // Small models of all families beside what PyTorch makes of the same folders (tests/golden/make_models.py).
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>

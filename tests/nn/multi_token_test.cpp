@@ -1,6 +1,4 @@
 // Multi-token prediction on any ranks. Its figures beside PyTorch's are in tests/interop/multi_token_training.py.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "arranged_training.h"
 #include "support/message_of.h"
@@ -9,7 +7,6 @@ namespace sherd::test {
 namespace {
 
 using nn::ModelDescription;
-using testing::HasSubstr;
 
 ModelDescription with_head(const char* family) {
   ModelDescription m = GoldenFolder(family).description;

@@ -49,7 +49,7 @@ struct TapeNet : nn::Module<TapeNet> {
 
 /// Wraps each block and the root.
 inline void shard(TapeNet& net, RankContext& rank, const FullyShardOptions& options) {
-  const DeviceMesh mesh(rank.world, {{"shard", rank.world->size()}});
+  const DeviceMesh mesh = mesh_of(rank);
   fully_shard(net.blocks, mesh, options);
   fully_shard(net, mesh, options);
 }

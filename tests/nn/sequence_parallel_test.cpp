@@ -1,7 +1,5 @@
 // Rows between tensor-parallel regions, split over the ranks: the sums and gathers, models on them, memory
 // and bytes.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
@@ -15,8 +13,6 @@ namespace {
 using nn::ModelDescription;
 using nn::SequenceRows;
 using nn::Var;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 ModelDescription with_large_weights(const char* family) {
   ModelDescription m = GoldenFolder(family).description;

@@ -1,5 +1,3 @@
-#include <gmock/gmock.h>
-
 #include "nets.h"
 #include "support/message_of.h"
 
@@ -8,8 +6,6 @@ namespace {
 
 using nn::Tape;
 using nn::Var;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 struct TapeTest : testing::Test {
   std::shared_ptr<Device> device = make_cpu_device();

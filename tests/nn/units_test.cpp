@@ -1,12 +1,12 @@
 // Wrapped modules on a tape: when units are gathered and reduced, and that it changes no bit.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 
 #include <array>
 #include <cmath>
 #include <optional>
 #include <stdexcept>
 
+#include "support/message_of.h"
 #include "training.h"
 
 namespace sherd::test {
@@ -14,8 +14,6 @@ namespace {
 
 using nn::Tape;
 using nn::Var;
-using testing::AllOf;
-using testing::HasSubstr;
 
 // The same model, whose units' verbs are called by hand: each block has a tape of its own, without units.
 struct HandNet : ModuleBase {
@@ -359,12 +357,7 @@ struct Training {
 };
 
 std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
+  return message_of<InvalidArgument>([&] { f(); });
 }
 
 TEST(TapeUnits, AnExceptionBetweenTheCallsOfAUnitEndsTheStep) {
@@ -530,12 +523,8 @@ TEST(TapeUnits, AUnitCalledOutsideOfTheRootIsNamed) {
   launch(2, [](RankContext& rank) {
     Training run(rank);
     const Var outside = run.net.block(0)(run.tape.input(rows(rank, 1)));
-    try {
-      run.tape.backward(loss_of(run.net(outside), 0));
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const InvalidArgument& e) {
-      EXPECT_THAT(e.what(), HasSubstr("unit 'blocks.0', which was called outside of the root's forward"));
-    }
+    EXPECT_THAT(message_of<InvalidArgument>([&] { run.tape.backward(loss_of(run.net(outside), 0)); }),
+                HasSubstr("unit 'blocks.0', which was called outside of the root's forward"));
     run.expect_that_only_a_reset_lets_it_step();
   });
 }
@@ -545,14 +534,10 @@ TEST(TapeUnits, AForwardPastTheCallOfItsModuleIsNamedWithTheCall) {
     TapeNet net;
     shard(net, rank, {});
     Tape tape;
-    try {
-      net.block(1).forward(tape.input(rows(rank, 1)));
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const InvalidArgument& e) {
-      EXPECT_THAT(e.what(), AllOf(HasSubstr("unit 'blocks.1' is unsharded: call the module as module(x), not "
-                                            "module.forward(x)"),
-                                  HasSubstr("Unit::unshard()")));
-    }
+    EXPECT_THAT(message_of<InvalidArgument>([&] { net.block(1).forward(tape.input(rows(rank, 1))); }),
+                AllOf(HasSubstr("unit 'blocks.1' is unsharded: call the module as module(x), not "
+                                "module.forward(x)"),
+                      HasSubstr("Unit::unshard()")));
   });
 }
 

@@ -1,10 +1,11 @@
-#include <gmock/gmock.h>
 #include <sherd/base/error.h>
 #include <sherd/kernels/device/device.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/optim/muon/coefficients.h>
 
 #include <cmath>
+
+#include "support/message_of.h"
 
 namespace sherd {
 namespace {
@@ -16,12 +17,7 @@ double follow(const std::vector<Coefficients>& steps, double x) {
 }
 
 std::string message(std::string_view name, int steps = 0) {
-  try {
-    (void)coefficient_steps(name, steps);
-  } catch (const InvalidArgument& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
+  return message_of<InvalidArgument>([&] { (void)coefficient_steps(name, steps); });
 }
 
 TEST(Coefficients, Names) {

@@ -2,9 +2,6 @@
 // left out.
 #include "optim/matrix_rules.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <array>
 #include <cmath>
 #include <limits>
@@ -15,9 +12,6 @@
 
 namespace sherd::test {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 class MatrixRules : public ::testing::TestWithParam<MatrixRuleRow> {
  protected:

@@ -1,6 +1,4 @@
 // Muon of a part of the rows, against the rule of Dion2 in double.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,11 +7,10 @@
 
 #include "optim/double_matrices.h"
 #include "optim/matrix_rules.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(MuonFraction, IsTheRuleInDouble) {
   // Dion2 with its momentum times 0.05: the scale of torch.optim.Muon, which orthogonalization removes.

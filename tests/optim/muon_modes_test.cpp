@@ -1,6 +1,4 @@
 // Muon over shards: what its modes promise beside the bits of one rank (matrix_rules_test.cpp); options by name.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +11,6 @@
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 /// Norm of the difference over that of `b`, of the parameter in which that is largest.
 double largest_relative_difference(const OwnedValues::Map& a, const OwnedValues::Map& b) {
@@ -47,11 +43,7 @@ TEST(MuonModes, LocalEqualsOneRankWhereMatricesAreWhole) {
 TEST(MuonModes, ModesOfOneModelAgreeUnderThreeMicrobatches) {
   // The plan runs where the optimizer runs (toy model; thirds round).
   const auto toy = [](MuonMode mode) {
-    ToyRun run;
-    run.ranks = 4;
-    run.accumulate = 3;
-    run.rows = 48;
-    run.optimizer = Algorithm::muon;
+    ToyRun run{.ranks = 4, .accumulate = 3, .rows = 48, .optimizer = Algorithm::muon};
     run.muon.mode = mode;
     return run_toy(run);
   };

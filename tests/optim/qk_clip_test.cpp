@@ -1,6 +1,4 @@
 // QK-clip: the rows of heads whose logits are too large shrink, the same on every mesh.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/optim/qk_clip.h>
 
@@ -14,9 +12,6 @@
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr int kHeads = 4, kKvHeads = 2, kDim = 3, kWidth = 5;
 constexpr double kTau = 10;
@@ -139,7 +134,7 @@ TEST(QkClip, IsThePlainComputationInBitsOnEveryMesh) {
     Attentions plain, clipped;
     for (Attentions* model : {&plain, &clipped}) {
       const Routing routing = route(*model);
-      fully_shard(*model, DeviceMesh(r.world, {{"shard", 1}}));
+      fully_shard(*model, mesh_of(r));
       Optimizer optimizer(*model, routing, {.weight_decay = 0.1});
       if (model == &clipped)
         optimizer.after_update(std::make_shared<QkClip>(*model, model->all(), QkClipOptions{.tau = kTau}));
@@ -156,14 +151,11 @@ TEST(QkClip, IsThePlainComputationInBitsOnEveryMesh) {
   });
   std::map<int, Weights> first;  // by whether averages are exact
   for (const int ranks : {1, 3, 4}) {
-    for (const Strategy strategy :
-         {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+    for (const Strategy strategy : kEveryStrategy) {
       for (const int replicas : {1, 2}) {
         for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::even_rows}) {
           if (ranks % replicas != 0) continue;
-          FullyShardOptions o;
-          o.strategy = strategy;
-          o.layout = layout;
+          const FullyShardOptions o{.strategy = strategy, .layout = layout};
           const Weights got = train_clipped(ranks, replicas, o, true);
           const auto [it, fresh] = first.try_emplace(ranks == 3, got);
           EXPECT_EQ(got, it->second) << ranks << " " << name_of(strategy) << " " << replicas;
@@ -184,9 +176,7 @@ TEST(QkClip, IsThePlainComputationInBitsOnEveryMesh) {
 
 TEST(QkClip, ModelsComputeWithTheClippedWeightsRounded) {
   for (const Strategy strategy : {Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params}) {
-    FullyShardOptions o;
-    o.strategy = strategy;
-    o.compute_dtype = DType::bf16;
+    const FullyShardOptions o{.strategy = strategy, .compute_dtype = DType::bf16};
     train_clipped(4, 1, o, true);
   }
 }
@@ -317,7 +307,7 @@ TEST(QkClipMisuse, HeadsThatCannotBeAreAllNamed) {
               .kv_heads = 2,
               .head_dim = kDim,
               .key_of = {0, 0, 1}};
-    fully_shard(whole, DeviceMesh(r.world, {{"shard", 1}}));
+    fully_shard(whole, mesh_of(r));
     EXPECT_THAT(
         message_of<InvalidArgument>([&] { QkClip(whole, {std::make_shared<LogitMaxima>(uneven)}); }),
         HasSubstr("attention 'whole' gives key_of, but its key heads are not whole on several ranks"));
@@ -339,7 +329,7 @@ TEST(QkClipMisuse, ModelsAndOptionsThatCannotBeAreAllNamed) {
     const Routing routing = route(model);
     model.k.freeze();
     const Routing unfrozen = route(model);
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+    fully_shard(model, mesh_of(r));
     EXPECT_THAT(message_of<InvalidArgument>([&] {
                   QkClip(model, {model.apart, other.fused}, {.tau = -1});
                 }),

@@ -1,6 +1,4 @@
 // Names and shapes of models that people train, and which optimizer they must get.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <fmt/format.h>
 
@@ -9,13 +7,10 @@
 #include <sherd/optim/detail/name_words.h>
 #include <sherd/optim/routing.h>
 
+#include "support/message_of.h"
+
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 // Parameters by their full names; nothing is computed.
 struct NamedParameters : ModuleBase {

@@ -1,6 +1,4 @@
 // Several optimizers on one root: each steps, skips and drops gradients by itself.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
@@ -16,8 +14,6 @@
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr double kMakerRate = 0.125, kJudgeRate = 0.25;
 
@@ -175,12 +171,7 @@ struct Case {
   LayoutPolicy layout = LayoutPolicy::ragged;
   DType compute = DType::f32;
   FullyShardOptions options() const {
-    FullyShardOptions o;
-    o.strategy = strategy;
-    o.outer = outer;
-    o.layout = layout;
-    o.compute_dtype = compute;
-    return o;
+    return {.strategy = strategy, .outer = outer, .compute_dtype = compute, .layout = layout};
   }
 };
 
@@ -350,8 +341,7 @@ TEST_P(SeveralOptimizers, ClipAndSkipByThemselves) {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const Strategy s :
-       {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+  for (const Strategy s : kEveryStrategy) {
     for (const int ranks : {1, 3, 4}) all.push_back({.ranks = ranks, .strategy = s});
     for (const Outer o : {Outer::no_shard, Outer::optim})
       all.push_back({.ranks = 4, .strategy = s, .replicas = 2, .outer = o});
@@ -364,8 +354,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, SeveralOptimizers, ::testing::ValuesIn(cases())
 
 // Muon's and AdamW's halves, each an optimizer: the same bits as both in one.
 TEST(SeveralOptimizersOfOneModel, GiveTheBitsOfOne) {
-  for (const Strategy strategy :
-       {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+  for (const Strategy strategy : kEveryStrategy) {
     for (const DType compute : {DType::f32, DType::bf16}) {
       std::array<std::vector<std::vector<float>>, 2> got;
       for (const bool split : {false, true}) {
@@ -373,12 +362,11 @@ TEST(SeveralOptimizersOfOneModel, GiveTheBitsOfOne) {
         launch(3, [&](RankContext& r) {
           ToyModel model(13, 29, 2);
           const Routing routes = route(model);
-          FullyShardOptions o;
-          o.strategy = strategy;
+          FullyShardOptions o{.strategy = strategy};
           if (strategy == Strategy::optim_grads)
             o.layout = LayoutPolicy::whole_param;  // a bucket spans both blocks
           o.compute_dtype = compute;
-          const DeviceMesh mesh(r.world, {{"shard", 3}});
+          const DeviceMesh mesh = mesh_of(r);
           for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
           fully_shard(model, mesh, o);
           std::vector<std::unique_ptr<Optimizer>> all;

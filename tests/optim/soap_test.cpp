@@ -1,6 +1,4 @@
 // KL-SOAP and state of whole matrices: names, reports and refusals.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <memory>
 
@@ -10,8 +8,6 @@
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(Soap, HasStateOfWholeMatricesAloneByBlocksAndShapesOfHeads) {
   const OwnedValues::Map state = trained(Soap::factory(), {.steps = 1});

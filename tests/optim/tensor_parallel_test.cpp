@@ -1,6 +1,4 @@
 // Norms and clipping of parameters that tensor and expert parallelism cut.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <optional>
 #include <set>
@@ -10,13 +8,12 @@
 
 #include <sherd/optim/whole/logical_matrix.h>
 
+#include "support/message_of.h"
 #include "support/pieces.h"
 #include "support/rig.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 struct Figures {
   float norm = 0;

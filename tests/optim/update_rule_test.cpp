@@ -1,7 +1,5 @@
 // A third optimizer is a class of the program's own: it is routed to, trains, and skips steps as the others
 // do.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
@@ -9,15 +7,12 @@
 
 #include "optim/whole_tensors.h"
 
+#include "support/message_of.h"
 #include "support/sgd.h"
 #include "support/toy_model.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 constexpr float kMomentum = 0.75f;
 constexpr double kRuleLr = 0.125, kRuleDecay = 0.25;
@@ -56,10 +51,7 @@ class OwnOptimizer : public ::testing::TestWithParam<std::tuple<int, Strategy, D
     launch(ranks, [&, ranks = ranks, strategy = strategy, compute = compute](RankContext& r) {
       Three model;
       const Routing routing = model.routed();
-      FullyShardOptions o;
-      o.strategy = strategy;
-      o.compute_dtype = compute;
-      fully_shard(model, DeviceMesh(r.world, {{"shard", ranks}}), o);
+      fully_shard(model, mesh_of(r), {.strategy = strategy, .compute_dtype = compute});
       Optimizer optimizer(model, routing, Three::options());
       f(r, model, optimizer);
     });
@@ -158,12 +150,11 @@ TEST(OwnOptimizerRouting, GivesOneForMatricesOnlyTheHiddenMatrices) {
   EXPECT_EQ(got["hidden.weight"], soap);
   EXPECT_EQ(got["gain.weight"], Algorithm::adamw);
   EXPECT_EQ(model.hidden.cut(), CutClass::row);
-  try {
-    (void)route(model, {.optimizer = Algorithm::adamw, .rules = {{.pattern = "gain", .algorithm = soap}}});
-    FAIL();
-  } catch (const InvalidArgument& e) {
-    EXPECT_THAT(e.what(), AllOf(HasSubstr("gain"), HasSubstr("to soap, which updates matrices")));
-  }
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                (void)route(model, {.optimizer = Algorithm::adamw,
+                                    .rules = {{.pattern = "gain", .algorithm = soap}}});
+              }),
+              AllOf(HasSubstr("gain"), HasSubstr("to soap, which updates matrices")));
 }
 
 TEST(OwnOptimizerMisuse, NamesThatCannotBeAreRefused) {
@@ -178,14 +169,9 @@ TEST(OwnOptimizerMisuse, RoutesWithoutARuleAndMissingPartsAreAllNamed) {
   launch(1, [](RankContext& r) {
     Three model;
     const Routing routing = model.routed();
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
+    fully_shard(model, mesh_of(r));
     const auto refusal = [&](const OptimizerOptions& o) -> std::string {
-      try {
-        Optimizer(model, routing, o);
-      } catch (const InvalidArgument& e) {
-        return e.what();
-      }
-      return "";
+      return message_of<InvalidArgument>([&] { Optimizer(model, routing, o); });
     };
     EXPECT_THAT(refusal({}), AllOf(HasSubstr("own.weight (sgd)"), HasSubstr("OptimizerOptions::further")));
     UpdateRuleFactory nobody = Sgd::factory(2);
@@ -202,7 +188,7 @@ TEST(OwnOptimizerMisuse, DifferentSettingsOfRanksAreReported) {
   launch(2, [](RankContext& r) {
     Three model;
     const Routing routing = model.routed();
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+    fully_shard(model, mesh_of(r));
     const float mu = r.world->rank() == 0 ? 0.5f : 0.75f;
     EXPECT_THROW(Optimizer(model, routing, {.further = {Sgd::factory(mu)}}), ShapeMismatch);
   });

@@ -1,6 +1,4 @@
 // Parameter groups: rules give some parameters their own learning rate, decay, betas and eps.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <map>
@@ -11,9 +9,6 @@
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr double kGroupLr = 0.125;
 
@@ -35,10 +30,7 @@ Weights train(int ranks, Strategy strategy, DType compute, const std::vector<Rou
   launch(ranks, [&](RankContext& r) {
     Five model;
     const Routing routing = route(model, {.rules = rules});
-    FullyShardOptions o;
-    o.strategy = strategy;
-    o.compute_dtype = compute;
-    fully_shard(model, DeviceMesh(r.world, {{"shard", ranks}}), o);
+    fully_shard(model, mesh_of(r), {.strategy = strategy, .compute_dtype = compute});
     Optimizer optimizer(model, routing, options);
     for (int step = 0; step < 3; ++step) model.train(optimizer, lr);
     for (auto& [name, p] : model.named_parameters()) {
@@ -129,7 +121,7 @@ TEST(ParameterGroupsMisuse, SettingsThatAnOptimizerDoesNotHeedAreRefused) {
         model, {.rules = {{.pattern = "^hidden", .settings = {.beta1 = 0.5}},
                           {.pattern = "^gain", .algorithm = Sgd::kName, .settings = {.lr_factor = 2}},
                           {.pattern = "^late", .algorithm = Sgd::kName, .settings = {.weight_decay = 2}}}});
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
+    fully_shard(model, mesh_of(r));
     const std::string text =
         message_of<Error>([&] { Optimizer(model, routing, {.further = {Sgd::factory(0.5f)}}); });
     EXPECT_THAT(text, AllOf(HasSubstr("hidden.weight has its own betas or eps, which Muon does not heed"),
@@ -144,7 +136,7 @@ TEST(ParameterGroupsMisuse, DifferentSettingsOfRanksAreReported) {
     const Routing routing =
         route(model,
               {.rules = {{.pattern = "^gain", .settings = {.lr_factor = r.world->rank() == 0 ? 2.0 : 3.0}}}});
-    fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+    fully_shard(model, mesh_of(r));
     EXPECT_THROW(Optimizer(model, routing, {}), ShapeMismatch);
   });
 }

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <sherd/nn/ops.h>
 
 #include "kernels/lab.h"
@@ -7,8 +6,6 @@
 
 namespace sherd::test {
 namespace {
-
-using testing::HasSubstr;
 
 struct Sizes {
   int64_t outer, n, inner;

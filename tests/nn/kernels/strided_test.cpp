@@ -1,4 +1,3 @@
-#include <gmock/gmock.h>
 #include <sherd/nn/ops.h>
 
 #include <cstring>
@@ -13,7 +12,6 @@ namespace sherd::test {
 namespace {
 
 using ops::StridedView;
-using testing::HasSubstr;
 
 constexpr MapFunction kUnary[] = {MapFunction::copy, MapFunction::exp,  MapFunction::log,
                                   MapFunction::sqrt, MapFunction::tanh, MapFunction::sigmoid};

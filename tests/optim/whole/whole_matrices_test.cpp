@@ -1,6 +1,4 @@
 // A rule of the program's own over shards: its errors, and what is refused.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
@@ -15,8 +13,6 @@
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 /// Errors of a rule, each in one matrix at one step: a call of compute() of the rank that computes it.
 enum class Fault { none, bad_result, bad_state, wrong_shape };
@@ -53,7 +49,7 @@ std::string refused(const MomentumOptions& options,
   return message_of<std::exception>([&] {
     launch(2, [&](RankContext& r) {
       MatrixModel model;
-      fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+      fully_shard(model, mesh_of(r));
       const char* mine = words[static_cast<size_t>(r.world->rank())];
       WholeMatrices(*r.device, matrix_items(model), std::make_shared<LargestRule>(mine), options);
     });
@@ -76,7 +72,7 @@ std::vector<std::string> endings(Fault fault, bool has_state,
       const auto rank = static_cast<size_t>(r.world->rank());
       try {
         MatrixModel model;
-        fully_shard(model, DeviceMesh(r.world, {{"shard", 3}}));
+        fully_shard(model, mesh_of(r));
         WholeMatrices rule(*r.device, matrix_items(model), std::make_shared<FaultyRule>(fault, has_state),
                            {});
         const Tensor x = Tensor::empty(*r.device, {1}, DType::f32, "test");

@@ -1,8 +1,6 @@
 // Whatever goes wrong ends every rank, with one message and the right exit code. A rank that waits in vain
 // for another one shows, however loaded the machine is: run_train_gpt() ends a run long before --comm-timeout
 // does.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,13 +9,12 @@
 #include <cstdlib>
 
 #include "programs/runs/outcome.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::AnyOf;
-using ::testing::HasSubstr;
 constexpr int kFailure = 1, kUsage = 2;
 
 void expect_failure(const Flags& flags, int code, const std::vector<std::string>& words) {

@@ -1,6 +1,4 @@
 // A disk that is really full: a small file system in memory, which only root can mount.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sched.h>
 #include <sys/mount.h>
@@ -14,13 +12,12 @@
 #include <thread>
 
 #include "programs/runs/outcome.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 /// A file system of 1 MiB, seen by this process and the programs it starts.
 class SmallDisk {

@@ -1,7 +1,5 @@
 // Whole runs of models from Hugging Face folders: the same bits however they are sharded, stopped or gone on
 // with.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <sstream>
@@ -9,14 +7,12 @@
 #include <vector>
 
 #include "programs/runs/outcome.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 fs::path folder_of(const std::string& family) { return fs::path(GOLDEN_FOLDER) / "models" / family; }
 

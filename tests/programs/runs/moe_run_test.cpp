@@ -1,6 +1,4 @@
 // Runs with experts: the results of one rank, on whichever ranks the experts are.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <cstdio>
@@ -8,11 +6,10 @@
 #include <sherd/checkpoint/safetensors/safetensors.h>
 
 #include "programs/runs/outcome.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 // The last of equal flags counts: `extra` overrides.
 Flags expert_flags(const Flags& extra) {

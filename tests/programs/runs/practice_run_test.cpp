@@ -1,7 +1,5 @@
 // Runs that take their settings from a checkpoint, and such that evaluate or write text without training.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,14 +7,12 @@
 #include <optional>
 
 #include "programs/runs/outcome.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 Flags settings() {
   return {"--dim",      "36",    "--layers",    "2",    "--heads",       "4",    "--seq",         "24",

@@ -1,6 +1,4 @@
 // Runs of the program that stop and resume.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -13,16 +11,13 @@
 #include <sherd/checkpoint/format/manifest.h>
 
 #include "programs/runs/outcome.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 // d = 36 is divisible by neither 4 ranks' slices nor 64; heads of 12.
 Flags model() {

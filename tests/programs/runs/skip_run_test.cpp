@@ -1,17 +1,13 @@
 // A run whose gradients are not finite: told, counted, limited.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstring>
 #include <limits>
 
 #include "programs/runs/outcome.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 Flags small_quiet(const Flags& extra) {
   const auto data = scratch("text");

@@ -4,9 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <random>
 #include <thread>
@@ -15,15 +12,13 @@
 #include <sherd/train/guards/stop_request.h>
 
 #include "programs/runs/outcome.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 fs::path fresh(const std::string& name) {
   const fs::path path = scratch(name);

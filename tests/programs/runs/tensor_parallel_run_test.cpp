@@ -1,13 +1,10 @@
 // Whole runs with tensor parallelism: one rank's losses to rounding, the same bits whatever is sharded.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "programs/runs/outcome.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 const Flags kModel = {"--steps", "20",    "--dim", "48",      "--layers", "2",      "--heads",
                       "4",       "--seq", "24",    "--batch", "8",        "--seed", "5"};

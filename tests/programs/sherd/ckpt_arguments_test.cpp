@@ -1,17 +1,13 @@
 // `sherd ckpt`: flags, help; and what its parts do with numbers.
 #include <limits>
 
-#include <gmock/gmock.h>
-
 #include "arguments.h"
 #include "ckpt/elements.h"
 #include "ckpt_rig.h"
+#include "support/message_of.h"
 
 namespace sherd::tools {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 using CkptArguments = Ckpt;
 

@@ -1,21 +1,17 @@
 // `sherd ckpt export`, `import`, `reshard` and `prune`.
-#include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
 
 #include "ckpt_rig.h"
+#include "support/message_of.h"
 
 namespace sherd::tools {
 namespace {
 
 using nlohmann::json;
 using test::WholeTensor;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
 class CkptConvert : public Ckpt {

@@ -2,19 +2,16 @@
 #include <cmath>
 #include <limits>
 
-#include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
 #include "ckpt_rig.h"
+#include "support/message_of.h"
 
 namespace sherd::tools {
 namespace {
 
 using nlohmann::json;
 using test::WholeTensor;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 class CkptDiff : public Ckpt {
  protected:

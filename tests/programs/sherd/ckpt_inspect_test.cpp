@@ -1,19 +1,15 @@
 // `sherd ckpt inspect`, and what a path means to every command.
-#include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
 #include "ckpt/ckpt_inspect.h"
 #include "ckpt_rig.h"
+#include "support/message_of.h"
 
 namespace sherd::tools {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
 using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
 
 using CkptInspect = Ckpt;
 

@@ -8,7 +8,6 @@
 #include <sstream>
 #include <string>
 
-#include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
@@ -17,15 +16,12 @@
 #include "ckpt/ckpt_prune.h"
 #include "ckpt_rig.h"
 #include "support/fault_file_system.h"
+#include "support/message_of.h"
 
 namespace sherd::tools {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
 
 constexpr const char* kFile = "model/shard-00002-model-00001-of-00001.safetensors";
 

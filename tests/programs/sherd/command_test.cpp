@@ -1,20 +1,15 @@
 // `sherd layout` as a program: exit codes, streams, and its JSON.
 #include <cstdlib>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "program.h"
+#include "support/message_of.h"
 
 namespace sherd::tools {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
 
 /// Runs `sherd layout` on a file with this text.
 class Layout : public ::testing::Test {

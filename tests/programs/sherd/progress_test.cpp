@@ -1,17 +1,13 @@
 #include "progress.h"
+#include "support/message_of.h"
 
 #include <sstream>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 namespace sherd::tools {
 namespace {
 
 using std::chrono::milliseconds;
 using ::testing::EndsWith;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 class ProgressOutput : public ::testing::Test {
  protected:

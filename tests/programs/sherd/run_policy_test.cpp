@@ -4,9 +4,6 @@
 #include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 
 #include "run/rank_choice.h"
@@ -19,10 +16,6 @@
 
 namespace sherd::tools {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 

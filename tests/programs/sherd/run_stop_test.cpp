@@ -13,16 +13,14 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "run_rig.h"
+#include "support/message_of.h"
 
 namespace sherd::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
 
 /// `sherd run` as a child of this process; its stderr is in the file `.err`, if `output` sends it nowhere else.
 pid_t start(const TemporaryFolder& folder, const std::string& arguments, const std::string& output = "") {

@@ -6,23 +6,18 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/checkpoint/format/manifest.h>
 
 #include "run/run_target.h"
 #include "run_rig.h"
+#include "support/message_of.h"
 
 namespace sherd::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
 using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
 
 TEST_F(Run, EndsWithItsProgram) {
   program("echo text of $rank; echo noise of $rank >&2");

@@ -4,8 +4,6 @@
 #include <set>
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,9 +18,6 @@ namespace sherd {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 std::string load(const fs::path& path) {
   const auto data = ByteData::load(path);

@@ -7,9 +7,6 @@
 #include <numeric>
 #include <set>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 #include <sherd/train/data/token_format.h>
 #include <sherd/train/data/token_windows.h>
@@ -21,9 +18,6 @@
 namespace sherd {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using Tokens = std::vector<int32_t>;
 
 std::shared_ptr<const TokenStream> stream_of(const TemporaryFolder& folder,

@@ -2,9 +2,6 @@
 
 #include <cstring>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 #include <sherd/train/data/token_list.h>
 
@@ -13,10 +10,6 @@
 
 namespace sherd {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 template <class... T>
 std::string packed(T... values) {

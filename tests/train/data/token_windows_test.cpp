@@ -6,9 +6,6 @@
 #include <numeric>
 #include <set>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 #include <sherd/train/data/keyed_permutation.h>
 #include <sherd/train/data/mixture.h>
@@ -21,9 +18,6 @@ namespace sherd {
 namespace {
 
 using test::counting_stream;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 std::vector<uint64_t> images(uint64_t size, uint64_t key, uint64_t number) {
   const KeyedPermutation permutation(size, key, number);

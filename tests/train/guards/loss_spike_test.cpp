@@ -4,16 +4,12 @@
 #include <limits>
 #include <random>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
+
+#include "support/message_of.h"
 
 namespace sherd {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 /// A loss that falls as training's do, with noise.
 double falling(int step, std::mt19937& random) {

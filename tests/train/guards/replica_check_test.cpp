@@ -6,21 +6,17 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/optim/normuon.h>
 #include <sherd/optim/soap.h>
 #include <sherd/train/guards/replica_check.h>
 
+#include "support/message_of.h"
 #include "support/toy_model.h"
 #include "train/guards/flip_bit.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 struct ReplicaArrangement {
   Strategy strategy;

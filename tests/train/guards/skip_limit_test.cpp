@@ -1,13 +1,9 @@
 #include <sherd/train/guards/skip_limit.h>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "support/message_of.h"
 
 namespace sherd {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 TEST(SkipLimit, CountsConsecutiveStepsAndSaysWhichWeightsAreLeft) {
   SkipLimit limit(2);

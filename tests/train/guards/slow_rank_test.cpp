@@ -5,13 +5,12 @@
 #include <chrono>
 #include <thread>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <sherd/comm/launcher.h>
 #include <sherd/train/report/metrics.h>
 
+#include "support/message_of.h"
 #include "train/report/step_results.h"
 
 namespace sherd {
@@ -19,7 +18,6 @@ namespace {
 
 using nlohmann::json;
 using test::result_of;
-using testing::HasSubstr;
 
 /// A step of 100 ms with 10 collectives, in `last` of which `slow` is the last, `ms` after the others.
 StepResult step_with(int64_t step, size_t slow, int64_t last, int64_t ms) {

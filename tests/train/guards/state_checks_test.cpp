@@ -7,22 +7,16 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/train/guards/repeat_step.h>
 #include <sherd/train/guards/replica_check.h>
 
+#include "support/message_of.h"
 #include "support/rig.h"
 #include "train/guards/flip_bit.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 struct Arrangement {
   Strategy strategy;
@@ -32,11 +26,7 @@ struct Arrangement {
 };
 
 FullyShardOptions options_of(const Arrangement& a) {
-  FullyShardOptions o;
-  o.strategy = a.strategy;
-  o.outer = a.outer;
-  o.compute_dtype = a.compute;
-  return o;
+  return {.strategy = a.strategy, .outer = a.outer, .compute_dtype = a.compute};
 }
 
 std::string show(const Arrangement& a) {

@@ -9,9 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/train/guards/stop_agreement.h>
@@ -27,7 +24,6 @@ namespace sherd {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 
 TEST(Duration, TheFormsThatPeopleWrite) {
   const std::pair<const char*, double> forms[] = {

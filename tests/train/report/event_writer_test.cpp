@@ -9,9 +9,6 @@
 #include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 #include <sherd/train/report/detail/crc32c.h>
 
@@ -24,7 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::result_of;
-using ::testing::HasSubstr;
 
 // Bit by bit, from the definition.
 uint32_t slow_crc32c(const std::string& bytes) {

@@ -5,9 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 
 #include "support/message_of.h"
@@ -16,10 +13,6 @@
 
 namespace sherd {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr const char* kUnit = "nats per byte";
 

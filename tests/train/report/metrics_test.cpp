@@ -8,8 +8,6 @@
 #include <filesystem>
 #include <limits>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <sherd/base/error.h>
@@ -26,9 +24,6 @@ namespace {
 using nlohmann::json;
 using test::lines_of;
 using test::result_of;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   const TemporaryFolder folder;

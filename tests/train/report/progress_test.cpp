@@ -4,9 +4,7 @@
 #include <set>
 #include <sstream>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "support/message_of.h"
 #include "train/report/step_results.h"
 
 namespace sherd {
@@ -14,9 +12,6 @@ namespace {
 
 using test::lines_of;
 using test::result_of;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 std::string run(StepProgress::Mode mode, int64_t steps, const std::set<int64_t>& evaluated = {},
                 int columns = 100) {

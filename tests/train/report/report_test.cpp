@@ -1,19 +1,13 @@
 #include <sherd/train/report/report.h>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/kernels/ops.h>
 
 #include "support/comma_locale.h"
+#include "support/message_of.h"
 #include "train/report/non_finite.h"
 
 namespace sherd {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(Summary, ShowsMemoryOfEveryRankBesideReplication) {
   const int64_t mib = 1 << 20;

@@ -1,7 +1,5 @@
 #include <sherd/train/report/timeline.h>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <map>
@@ -10,6 +8,7 @@
 
 #include <sherd/train/report/trace_output.h>
 
+#include "support/message_of.h"
 #include "train/report/xml_check.h"
 
 namespace sherd {
@@ -17,8 +16,6 @@ namespace {
 
 using nlohmann::json;
 using test::xml_problem;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 Timeline two_ranks() {
   Timeline t;

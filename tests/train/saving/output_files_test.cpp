@@ -4,9 +4,6 @@
 
 #include <filesystem>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 
 #include "support/message_of.h"
@@ -14,10 +11,6 @@
 
 namespace sherd {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(Outputs, AreLookedAtByTheirKindAndNothingIsWritten) {
   using Kind = OutputPath::Kind;

@@ -13,9 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/train/saving/save_retry.h>
 #include <sherd/train/settings/config_differences.h>
@@ -27,13 +24,6 @@
 
 namespace sherd {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 SavingOptions small() { return {.last_step = 4}; }
 

@@ -6,9 +6,6 @@
 #include <random>
 #include <vector>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 #include <sherd/kernels/random/random.h>
 #include <sherd/train/text/context.h>
@@ -18,9 +15,6 @@
 
 namespace sherd {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 constexpr float kInfinityF32 = std::numeric_limits<float>::infinity();
 

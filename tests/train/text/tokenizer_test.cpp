@@ -4,8 +4,6 @@
 
 #include <fstream>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <sherd/base/error.h>
@@ -18,8 +16,6 @@ namespace sherd {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 std::string golden(const std::string& name) { return std::string(GOLDEN_FOLDER) + "/tokenizers/" + name; }
 
