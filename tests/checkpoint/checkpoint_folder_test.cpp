@@ -1,107 +1,24 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <map>
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <sherd/base/error.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/checkpoint/files/checkpoint_folder.h>
 
+#include "checkpoint/tagged_checkpoints.h"
 #include "support/fault_file_system.h"
-#include "support/message_of.h"
-#include "temporary_folder.h"
 
+namespace sherd::test {
 namespace {
 
-namespace fs = std::filesystem;
-using namespace sherd;
-using testing::AllOf;
-using testing::AnyOf;
 using testing::Contains;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Key;
-using testing::Not;
-using testing::SizeIs;
 
-const std::string kHeader = "8 bytes ";
-
-void put(FileSystem& files, const fs::path& path, const std::string& bytes) {
-  const auto file = files.create_new(path);
-  if (!file) throw IoError("taken: " + path.string());
-  file->write(bytes.data(), static_cast<int64_t>(bytes.size()));
-  file->sync();
-  file->close();
-}
-
-/// Saves a checkpoint that holds `tag` (8 letters) in a file of each section; so many values of its model are
-/// said not to be finite, and `loss` is that of an evaluation on the data "d".
-fs::path save(CheckpointFolder& folder, FileSystem& files, int64_t step, const std::string& tag,
-              int64_t not_finite = 0, const std::string& loss = "") {
-  const fs::path temporary = folder.temporary(step);
-  Manifest manifest;
-  manifest.training.step = step;
-  if (!loss.empty())
-    manifest.training.info = {{TrainingState::kEvalLoss, loss}, {TrainingState::kEvalData, "d"}};
-  try {
-    files.create_folder(temporary);
-    for (const Section section : {Section::model, Section::optim}) {
-      files.create_folder(temporary / name_of(section));
-      const std::string path = std::string(name_of(section)) + "/file";
-      put(files, temporary / path, kHeader + tag);
-      manifest.tensors.push_back({"t", section, DType::u8, {8}, {{{{0}, {8}}, 0, 8}}});
-      manifest.tensors.back().pieces[0].file = static_cast<int>(manifest.files.size());
-      if (section == Section::model) manifest.tensors.back().pieces[0].not_finite = {not_finite, 0};
-      manifest.files.push_back({path, 16, 8, checksum(kHeader.data(), 8), {checksum(tag.data(), 8)}});
-    }
-    return folder.commit(temporary, step, manifest);
-  } catch (const IoError&) {
-    folder.discard(temporary);
-    throw;
-  }
-}
-
-/// Tags of the committed checkpoints by name, every byte of them checked.
-std::map<std::string, std::string> contents(const fs::path& folder) {
-  std::map<std::string, std::string> tags;
-  std::vector<UnusableCheckpoint> unusable;
+struct CheckpointFolders : testing::Test {
+  TemporaryFolder path;
   FileSystem& files = FileSystem::posix();
-  for (const CommittedCheckpoint& found : list_checkpoints(folder, files, &unusable)) {
-    const Manifest manifest =
-        decode_manifest(read_whole(files, folder / found.name / "manifest.binpb", 9999));
-    EXPECT_EQ(manifest.sequence, found.sequence);
-    EXPECT_EQ(checkpoint_name(manifest.training.step), found.name);
-    for (const CheckpointFile& file : manifest.files) {
-      const std::string bytes = read_whole(files, folder / found.name / file.path, 16);
-      EXPECT_EQ(bytes.substr(0, 8), kHeader);
-      tags[found.name] = bytes.substr(8);
-      EXPECT_EQ(checksum(tags[found.name].data(), 8), file.block_checksums[0]) << found.name << file.path;
-    }
-  }
-  EXPECT_THAT(unusable, IsEmpty());
-  return tags;
-}
-
-std::vector<std::string> temporaries(const fs::path& folder) {
-  std::vector<std::string> names = FileSystem::posix().list(folder);
-  std::erase_if(names, [](const std::string& name) { return !is_temporary_name(name); });
-  return names;
-}
-
-std::string latest(const fs::path& folder) {
-  std::string name = read_bytes(folder / "latest");
-  EXPECT_TRUE(name.ends_with('\n')) << name;
-  return name.substr(0, name.size() - 1);
-}
+};
 
 TEST(CheckpointNames, AreDistinguished) {
   EXPECT_EQ(checkpoint_name(0), "step_00000000");
@@ -134,33 +51,29 @@ TEST(CheckpointFolder, CommitsUnderFreshAndTakenNames) {
   CheckpointFolder folder(path, files);
   EXPECT_EQ(folder.path(), path);
   EXPECT_EQ(folder.next_sequence(), 1u);
-  EXPECT_THAT(contents(path), IsEmpty());
+  EXPECT_THAT(tags_in(path), IsEmpty());
   EXPECT_EQ(save(folder, files, 10, "aaaaaaaa"), path / "step_00000010");
   EXPECT_EQ(latest(path), "step_00000010");
   save(folder, files, 20, "bbbbbbbb");
   EXPECT_EQ(latest(path), "step_00000020");
   save(folder, files, 10, "cccccccc");
   EXPECT_EQ(latest(path), "step_00000010");
-  EXPECT_EQ(contents(path), (std::map<std::string, std::string>{{"step_00000010", "cccccccc"},
-                                                                {"step_00000020", "bbbbbbbb"}}));
+  EXPECT_EQ(tags_in(path), (std::map<std::string, std::string>{{"step_00000010", "cccccccc"},
+                                                               {"step_00000020", "bbbbbbbb"}}));
   EXPECT_EQ(list_checkpoints(path, files).front().name, "step_00000010");
   EXPECT_THAT(files.list(path), ElementsAre("latest", "lock", "step_00000010", "step_00000020"));
   EXPECT_EQ(folder.next_sequence(), 4u);
 }
 
-TEST(CheckpointFolder, CommitsWhereATornCheckpointHasTheName) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, CommitsWhereATornCheckpointHasTheName) {
   path.write("step_00000010/manifest.binpb", "torn");
   CheckpointFolder folder(path.path(), files);
   save(folder, files, 10, "aaaaaaaa");
-  EXPECT_THAT(contents(path.path()), SizeIs(1));
+  EXPECT_THAT(tags_in(path.path()), SizeIs(1));
   EXPECT_THAT(temporaries(path.path()), IsEmpty());
 }
 
-TEST(CheckpointFolder, OtherFoldersAreNotReplaced) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, OtherFoldersAreNotReplaced) {
   path.write("step_00000020", "a file");
   path.write("step_00000030/notes.txt", "a folder");
   CheckpointFolder folder(path.path(), files);
@@ -172,9 +85,7 @@ TEST(CheckpointFolder, OtherFoldersAreNotReplaced) {
   EXPECT_EQ(read_bytes(path / "step_00000030/notes.txt"), "a folder");
 }
 
-TEST(CheckpointFolder, PruningCountsAndRemovesByTheRule) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, PruningCountsAndRemovesByTheRule) {
   CheckpointFolder folder(path.path(), files);
   for (const int64_t step : {10, 20, 30, 40, 50}) save(folder, files, step, "aaaaaaaa");
   const auto is = [](std::vector<std::string> names) {
@@ -189,12 +100,10 @@ TEST(CheckpointFolder, PruningCountsAndRemovesByTheRule) {
   EXPECT_EQ(read_bytes(path / "latest"), "step_00000050\n");
   EXPECT_THAT(folder.prune(1, {is({}), {}}), IsEmpty()) << "nothing counts, nothing goes";
   EXPECT_THAT(folder.prune(1, {is({"step_00000040"}), {}}), ElementsAre("step_00000010"));
-  EXPECT_THAT(contents(path.path()), SizeIs(2));
+  EXPECT_THAT(tags_in(path.path()), SizeIs(2));
 }
 
-TEST(CheckpointFolder, WhatIsNotFiniteNeverMakesAFiniteOneGo) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, WhatIsNotFiniteNeverMakesAFiniteOneGo) {
   CheckpointFolder folder(path.path(), files);
   const auto names = [&] {
     std::vector<std::string> all;
@@ -215,22 +124,18 @@ TEST(CheckpointFolder, WhatIsNotFiniteNeverMakesAFiniteOneGo) {
   EXPECT_THAT(CheckpointFolder(path / "other", files).prune(1), IsEmpty());
 }
 
-TEST(CheckpointFolder, WhatIsNotFiniteDoesNotReplaceAFiniteOneOfItsStep) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, WhatIsNotFiniteDoesNotReplaceAFiniteOneOfItsStep) {
   CheckpointFolder folder(path.path(), files);
   save(folder, files, 10, "aaaaaaaa");
   EXPECT_THAT(message_of<IoError>([&] { save(folder, files, 10, "nannannn", 1); }),
               AllOf(HasSubstr("step_00000010"), HasSubstr("is left as it is")));
-  EXPECT_EQ(contents(path.path()).at("step_00000010"), "aaaaaaaa");
+  EXPECT_EQ(tags_in(path.path()).at("step_00000010"), "aaaaaaaa");
   save(folder, files, 20, "nannannn", 1);
   save(folder, files, 20, "NANNANNN", 1);
-  EXPECT_EQ(contents(path.path()).at("step_00000020"), "NANNANNN");
+  EXPECT_EQ(tags_in(path.path()).at("step_00000020"), "NANNANNN");
 }
 
-TEST(CheckpointFolder, OneRunSavesAtATime) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, OneRunSavesAtATime) {
   {
     CheckpointFolder first(path.path(), files);
     const fs::path unfinished = first.temporary(1);
@@ -271,9 +176,7 @@ TEST(CheckpointFolder, TemporaryNamesAreUnique) {
   }
 }
 
-TEST(CheckpointFolder, SweepsOnlyTemporaryNames) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, SweepsOnlyTemporaryNames) {
   const std::vector<std::string> kept = {"step_00000001.tmp-x", "step_00000002.tmp-0123456789abcdef-0.bak",
                                          "model.tmp-0123456789abcdef-0", "notes", "step_00000003"};
   for (const std::string& name : kept) path.write(name + "/file", "kept");
@@ -285,9 +188,7 @@ TEST(CheckpointFolder, SweepsOnlyTemporaryNames) {
   EXPECT_THAT(files.list(path.path()), testing::UnorderedElementsAreArray(all));
 }
 
-TEST(CheckpointFolder, ListLeavesOutWhatIsUnusable) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, ListLeavesOutWhatIsUnusable) {
   std::string manifest;
   {
     CheckpointFolder folder(path.path(), files);
@@ -365,12 +266,10 @@ TEST(CheckpointFolder, AnUnreadableOneIsOlderThanEveryLaterSave) {
   }
   files.reset();
   EXPECT_EQ(list_checkpoints(path.path(), files).front().name, "step_00000025");
-  EXPECT_THAT(contents(path.path()), SizeIs(2)) << "the unreadable one stays";
+  EXPECT_THAT(tags_in(path.path()), SizeIs(2)) << "the unreadable one stays";
 }
 
-TEST(CheckpointFolder, PruneKeepsTheNewestBySequence) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, PruneKeepsTheNewestBySequence) {
   CheckpointFolder folder(path.path(), files);
   for (const int64_t step : {10, 20, 30, 40}) save(folder, files, step, "aaaaaaaa");
   save(folder, files, 15, "bbbbbbbb");  // resumed from step 10
@@ -386,11 +285,7 @@ TEST(CheckpointFolder, PruneKeepsTheNewestBySequence) {
   EXPECT_EQ(folder.next_sequence(), 6u);
 }
 
-bool any(const CommittedCheckpoint&) { return true; }
-
-TEST(CheckpointFolder, TheBestIsTheOldestFiniteOneOfTheLowestLoss) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, TheBestIsTheOldestFiniteOneOfTheLowestLoss) {
   CheckpointFolder folder(path.path(), files);
   save(folder, files, 10, "aaaaaaaa");
   EXPECT_FALSE(folder.lowest_loss("d", any).has_value()) << "never evaluated";
@@ -408,9 +303,7 @@ TEST(CheckpointFolder, TheBestIsTheOldestFiniteOneOfTheLowestLoss) {
   EXPECT_EQ(late->name, "step_00000060");
 }
 
-TEST(CheckpointFolder, PruningLeavesTheOneThatBestNames) {
-  const TemporaryFolder path;
-  FileSystem& files = FileSystem::posix();
+TEST_F(CheckpointFolders, PruningLeavesTheOneThatBestNames) {
   CheckpointFolder folder(path.path(), files);
   for (const int64_t step : {10, 20, 30, 40}) save(folder, files, step, "aaaaaaaa");
   EXPECT_EQ(folder.best(), "");
@@ -425,183 +318,5 @@ TEST(CheckpointFolder, PruningLeavesTheOneThatBestNames) {
   EXPECT_THAT(files.list(path.path()), ElementsAre("latest", "lock", "step_00000050"));
 }
 
-// ---- faults at every call
-
-/// Steps 10 and 20 are there, and `best` names 10; a run saves step `step`, which is better, and removes what is more than 2.
-struct Scene {
-  explicit Scene(int64_t the_step) : step(the_step) {
-    CheckpointFolder folder(path, files);
-    save(folder, files, 10, "aaaaaaaa", 0, "1.5");
-    save(folder, files, 20, "bbbbbbbb");
-    folder.write_best(checkpoint_name(10));
-    files.lose_unsynced(Loss::all);
-    files.reset();
-  }
-  void run() {
-    CheckpointFolder folder(path, files);
-    save_and_prune(folder);
-  }
-  void save_and_prune(CheckpointFolder& folder) {
-    save(folder, files, step, "cccccccc", 0, "0.5");
-    if (const auto best = folder.lowest_loss("d", any); best->name != folder.best())
-      folder.write_best(best->name);
-    folder.prune(2);
-  }
-  size_t calls_of_a_run() {
-    run();
-    const size_t calls = files.calls().size();
-    files.lose_unsynced(Loss::all);
-    expect_new("a run without faults");
-    return calls;
-  }
-
-  std::map<std::string, std::string> before() const {
-    return {{checkpoint_name(10), "aaaaaaaa"}, {checkpoint_name(20), "bbbbbbbb"}};
-  }
-  std::map<std::string, std::string> after(bool pruned) const {
-    std::map<std::string, std::string> tags = before();
-    tags[checkpoint_name(step)] = "cccccccc";
-    if (pruned && tags.size() > 2) tags.erase(checkpoint_name(10));
-    return tags;
-  }
-  void expect_sound(const std::string& what) const {
-    EXPECT_THAT(contents(path), AnyOf(before(), after(false), after(true))) << what;
-    EXPECT_THAT(contents(path), Contains(Key(latest(path)))) << what;
-    EXPECT_THAT(contents(path), Contains(Key(named_in("best")))) << what;
-  }
-  void expect_new(const std::string& what) const {
-    EXPECT_EQ(contents(path), after(true)) << what;
-    EXPECT_EQ(latest(path), checkpoint_name(step)) << what;
-    EXPECT_EQ(named_in("best"), checkpoint_name(step)) << what;
-    EXPECT_THAT(temporaries(path), IsEmpty()) << what;
-  }
-
-  std::string named_in(const char* pointer) const {
-    const std::string name = read_bytes(path / pointer);
-    EXPECT_TRUE(name.ends_with('\n')) << name;
-    return name.substr(0, name.size() - 1);
-  }
-
-  int64_t step;
-  TemporaryFolder parent{TemporaryFolder::in_memory()};
-  fs::path path = parent / "saves";
-  FaultFileSystem files;
-};
-
-class CheckpointFolderFaults : public testing::TestWithParam<int64_t> {};
-
-TEST_P(CheckpointFolderFaults, CrashAtEveryCallLosesNothingCommitted) {
-  const size_t calls = Scene(GetParam()).calls_of_a_run();
-  EXPECT_GT(calls, 20u);
-  int old = 0, committed = 0;
-  for (size_t at = 0; at < calls; ++at) {
-    for (const Loss loss : kLosses) {
-      const bool random = loss == Loss::some || loss == Loss::zeros;
-      for (uint64_t seed = 0; seed < (random ? 6 : 1); ++seed) {
-        Scene scene(GetParam());
-        scene.files.arm({.effect = FileFault::Effect::crash, .at = at});
-        EXPECT_THROW(scene.run(), IoError);
-        ASSERT_EQ(scene.files.calls().size(), at + 1);
-        const std::string what =
-            fmt::format("crash in call {}, {}; loss {}, seed {}", at, scene.files.calls().back().to_string(),
-                        static_cast<int>(loss), seed);
-        scene.files.lose_unsynced(loss, seed);
-        scene.expect_sound(what);
-        (contents(scene.path) == scene.before() ? old : committed) += 1;
-        scene.run();
-        scene.expect_new(what + ", and saved again");
-        if (HasFailure()) return;
-      }
-    }
-  }
-  EXPECT_GT(old, 0);
-  EXPECT_GT(committed, 0);
-}
-
-TEST_P(CheckpointFolderFaults, PowerFailureAfterAKilledRunLosesNothingCommitted) {
-  const size_t calls = Scene(GetParam()).calls_of_a_run();
-  for (size_t at = 0; at < calls; ++at) {
-    for (size_t later = 0; later < 8; ++later) {
-      Scene scene(GetParam());
-      scene.files.arm({.effect = FileFault::Effect::crash, .at = at});
-      EXPECT_THROW(scene.run(), IoError);
-      const std::string what = fmt::format("killed in call {}, {}; then power failed in call {}", at,
-                                           scene.files.calls().back().to_string(), later);
-      scene.files.lose_unsynced(Loss::nothing);
-      scene.files.arm({.effect = FileFault::Effect::crash, .at = later});
-      EXPECT_THROW(scene.run(), IoError);
-      scene.files.lose_unsynced(Loss::all);
-      scene.expect_sound(what);
-      if (HasFailure()) return;
-    }
-  }
-}
-
-TEST_P(CheckpointFolderFaults, ErrorAtEveryCallIsReportedAndHarmless) {
-  const size_t calls = Scene(GetParam()).calls_of_a_run();
-  using Effect = FileFault::Effect;
-  for (size_t at = 0; at < calls; ++at) {
-    for (const int error : {ENOSPC, EIO, EROFS}) {
-      for (const Effect effect : {Effect::error, Effect::short_write}) {
-        for (const bool again : {false, true}) {
-          Scene scene(GetParam());
-          scene.files.arm({.effect = effect, .error = error, .at = at, .again = again});
-          const std::string message = message_of<IoError>([&] { scene.run(); });
-          const std::string what =
-              fmt::format("error {}{} in call {}, {}", error, again ? " again and again" : "", at,
-                          scene.files.calls().at(at).to_string());
-          EXPECT_THAT(message, HasSubstr(std::system_category().message(error))) << what;
-          scene.expect_sound(what);
-          scene.files.lose_unsynced(Loss::all);
-          scene.expect_sound(what + ", then a crash");
-          scene.run();
-          scene.expect_new(what + ", and saved again");
-          if (HasFailure()) return;
-        }
-      }
-    }
-  }
-}
-
-TEST_P(CheckpointFolderFaults, FolderIsUsableAfterAFailedSave) {
-  const size_t calls = Scene(GetParam()).calls_of_a_run();
-  for (size_t at = 0; at < calls; ++at) {
-    Scene scene(GetParam());
-    CheckpointFolder folder(scene.path, scene.files);
-    scene.files.arm({.at = at});
-    message_of<IoError>([&] { scene.save_and_prune(folder); });
-    if (!scene.files.struck()) break;
-    const std::string what = scene.files.calls().at(at).to_string();
-    scene.expect_sound(what);
-    scene.files.reset();
-    scene.save_and_prune(folder);
-    EXPECT_EQ(contents(scene.path), scene.after(true)) << what;
-    EXPECT_EQ(latest(scene.path), checkpoint_name(GetParam())) << what;
-  }
-}
-
-TEST_P(CheckpointFolderFaults, LateFailureSaysThatTheCheckpointIsThere) {
-  const auto failing = [&](FileFault fault) {
-    Scene scene(GetParam());
-    CheckpointFolder folder(scene.path, scene.files);
-    scene.files.arm(std::move(fault));
-    const std::string message =
-        message_of<LateFailure>([&] { save(folder, scene.files, GetParam(), "cccccccc"); });
-    EXPECT_EQ(contents(scene.path), scene.after(false)) << message;
-    EXPECT_THAT(message,
-                AllOf(HasSubstr(checkpoint_name(GetParam())), HasSubstr("complete and in its place")));
-    return message;
-  };
-  // After those of model, optim and the temporary folder.
-  EXPECT_THAT(failing({.at = 3, .only = FileCall::sync_folder}), HasSubstr("may not survive"));
-  EXPECT_THAT(failing({.only = FileCall::create_new, .path = "latest"}), HasSubstr("'latest' may still"));
-  EXPECT_THAT(failing({.only = FileCall::rename, .path = "latest"}), HasSubstr("'latest' may still"));
-  EXPECT_THAT(failing({.at = 4, .only = FileCall::sync_folder}), HasSubstr("'latest' may still"));
-  if (GetParam() == 20) {
-    EXPECT_THAT(failing({.only = FileCall::remove_all}), HasSubstr("could not be removed"));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(FreshAndTakenName, CheckpointFolderFaults, testing::Values(30, 20));
-
 }  // namespace
+}  // namespace sherd::test

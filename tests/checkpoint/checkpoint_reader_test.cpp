@@ -1,5 +1,6 @@
 #include <sherd/checkpoint/checkpoint_reader.h>
 
+#include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include <sherd/base/error.h>

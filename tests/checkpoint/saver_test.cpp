@@ -1,4 +1,5 @@
 // Saving tensors of any cut, dtype and number of ranks, and what failures of single ranks do to the others.
+#include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include <cerrno>

@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <random>
 #include <string>
@@ -83,6 +84,13 @@ struct Lab {
     return moved;
   }
   Floats floats(const Tensor& t) { return ops::to_floats(s, t); }
+  /// Values of several, one after the other.
+  Floats floats(std::initializer_list<Tensor> tensors) {
+    Floats all;
+    for (const Tensor& t : tensors)
+      for (const float v : floats(t)) all.push_back(v);
+    return all;
+  }
 
   std::shared_ptr<Device> device;
   Stream& s;

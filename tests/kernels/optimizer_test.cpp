@@ -11,14 +11,7 @@ struct State {
     for (float& x : squares) x *= x;
     v = lab.tensor({n}, squares);
   }
-  Floats all(Lab& lab) const {
-    Floats out;
-    for (const Tensor& t : {w, m, v}) {
-      const Floats f = lab.floats(t);
-      out.insert(out.end(), f.begin(), f.end());
-    }
-    return out;
-  }
+  Floats all(Lab& lab) const { return lab.floats({w, m, v}); }
 };
 
 const ops::AdamWStep kStep{

@@ -32,39 +32,22 @@ std::string name(const Case& c) {
          " " + name_of(c.dtype);
 }
 
+const int64_t kAttentionSizes[][4] = {{1, 1, 1, 1},    {1, 2, 1, 3},     {2, 7, 3, 5},    {1, 63, 2, 8},
+                                      {1, 64, 1, 16},  {2, 65, 2, 12},   {1, 150, 2, 48}, {1, 200, 1, 64},
+                                      {2, 130, 1, 80}, {1, 161, 1, 128}, {1, 129, 1, 20}, {1, 100, 1, 136},
+                                      {1, 150, 2, 33}, {1, 33, 1, 256}};
+
+const int64_t kGroupedSizes[][5] = {{1, 1, 2, 1, 1},     {2, 7, 6, 2, 5},     {1, 63, 4, 4, 8},
+                                    {2, 65, 8, 4, 12},   {1, 150, 4, 1, 48},  {1, 200, 4, 2, 64},
+                                    {2, 130, 4, 2, 80},  {1, 161, 3, 1, 128}, {1, 129, 6, 3, 20},
+                                    {1, 100, 2, 1, 136}, {1, 70, 4, 2, 33},   {1, 33, 4, 2, 256}};
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (DType t : {DType::f32, DType::bf16}) {
-    for (auto [b, s, h, d] : std::initializer_list<std::array<int64_t, 4>>{{1, 1, 1, 1},
-                                                                           {1, 2, 1, 3},
-                                                                           {2, 7, 3, 5},
-                                                                           {1, 63, 2, 8},
-                                                                           {1, 64, 1, 16},
-                                                                           {2, 65, 2, 12},
-                                                                           {1, 150, 2, 48},
-                                                                           {1, 200, 1, 64},
-                                                                           {2, 130, 1, 80},
-                                                                           {1, 161, 1, 128},
-                                                                           {1, 129, 1, 20},
-                                                                           {1, 100, 1, 136},
-                                                                           {1, 150, 2, 33},
-                                                                           {1, 33, 1, 256},
-                                                                           {1, 40, 1, kCuda ? 248 : 264},
-                                                                           {kEmulated ? 50 : 70000, 1, 1, 4}})
-      all.push_back({b, s, h, d, t});
-    for (auto [b, s, h, kv, d] : std::initializer_list<std::array<int64_t, 5>>{{1, 1, 2, 1, 1},
-                                                                               {2, 7, 6, 2, 5},
-                                                                               {1, 63, 4, 4, 8},
-                                                                               {2, 65, 8, 4, 12},
-                                                                               {1, 150, 4, 1, 48},
-                                                                               {1, 200, 4, 2, 64},
-                                                                               {2, 130, 4, 2, 80},
-                                                                               {1, 161, 3, 1, 128},
-                                                                               {1, 129, 6, 3, 20},
-                                                                               {1, 100, 2, 1, 136},
-                                                                               {1, 70, 4, 2, 33},
-                                                                               {1, 33, 4, 2, 256}})
-      all.push_back({b, s, h, d, t, 1, kv});
+    for (auto [b, s, h, d] : kAttentionSizes) all.push_back({b, s, h, d, t});
+    all.insert(all.end(), {{1, 40, 1, kCuda ? 248 : 264, t}, {kEmulated ? 50 : 70000, 1, 1, 4, t}});
+    for (auto [b, s, h, kv, d] : kGroupedSizes) all.push_back({b, s, h, d, t, 1, kv});
     if (!kEmulated) all.push_back({1, 300, 2, 64, t});
     // All remainders of rows behind the tiles of a CPU.
     for (int64_t s = 2; s <= 34 && !kCuda && !kEmulated; ++s) all.push_back({1, s, 1, 16, t});
@@ -111,9 +94,7 @@ TEST(Attention, ForwardMatchesReference) {
           Tensor qkv = lab.random(c.wide(), 1, c.dtype, c.spread);
           Tensor out = lab.empty(c.narrow(), c.dtype), lse = lab.empty(c.sums());
           ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads, c.kv_heads);
-          Floats result = lab.floats(out), sums = lab.floats(lse);
-          result.insert(result.end(), sums.begin(), sums.end());
-          return result;
+          return lab.floats({out, lse});
         },
         c.dtype == DType::f32 ? 1e-5 * c.spread : bf16_forward(c.spread), name(c));
   }

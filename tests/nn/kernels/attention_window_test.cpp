@@ -24,20 +24,15 @@ std::string name(const WindowCase& c) {
          name_of(c.dtype);
 }
 
+const int64_t kWindowSizes[][6] = {{2, 7, 4, 2, 6, 3},     {1, 65, 2, 1, 8, 1},     {2, 130, 2, 2, 12, 64},
+                                   {1, 200, 3, 1, 16, 65}, {1, 300, 2, 1, 24, 33},  {1, 300, 1, 1, 64, 129},
+                                   {1, 150, 2, 1, 80, 50}, {1, 161, 1, 1, 128, 40}, {1, 100, 1, 1, 136, 30}};
+
 // Windows within, at and across the blocks of 32, 64 and 128 rows that the kernels work in.
 std::vector<WindowCase> window_cases() {
   std::vector<WindowCase> all;
   for (const DType t : {DType::f32, DType::bf16})
-    for (auto [b, s, h, kv, d, w] : std::initializer_list<std::array<int64_t, 6>>{{2, 7, 4, 2, 6, 3},
-                                                                                  {1, 65, 2, 1, 8, 1},
-                                                                                  {2, 130, 2, 2, 12, 64},
-                                                                                  {1, 200, 3, 1, 16, 65},
-                                                                                  {1, 300, 2, 1, 24, 33},
-                                                                                  {1, 300, 1, 1, 64, 129},
-                                                                                  {1, 150, 2, 1, 80, 50},
-                                                                                  {1, 161, 1, 1, 128, 40},
-                                                                                  {1, 100, 1, 1, 136, 30}})
-      all.push_back({b, s, h, kv, d, w, t});
+    for (auto [b, s, h, kv, d, w] : kWindowSizes) all.push_back({b, s, h, kv, d, w, t});
   return all;
 }
 

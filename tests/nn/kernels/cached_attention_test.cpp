@@ -23,21 +23,14 @@ std::string name(const CachedCase& c) {
          name_of(c.dtype);
 }
 
+const int64_t kCachedSizes[][5] = {
+    {0, 1, 1, 1, 1},    {0, 7, 2, 2, 3},  {1, 1, 6, 2, 5},     {63, 2, 4, 1, 20},  {64, 1, 4, 4, 32},
+    {130, 3, 8, 2, 64}, {9, 1, 3, 1, 96}, {200, 1, 2, 1, 128}, {40, 5, 2, 2, 136}, {33, 1, 4, 2, 256}};
+
 std::vector<CachedCase> cached_cases() {
   std::vector<CachedCase> all;
   for (DType t : {DType::f32, DType::bf16})
-    for (auto [length, rows, heads, kv, dim] :
-         std::initializer_list<std::array<int64_t, 5>>{{0, 1, 1, 1, 1},
-                                                       {0, 7, 2, 2, 3},
-                                                       {1, 1, 6, 2, 5},
-                                                       {63, 2, 4, 1, 20},
-                                                       {64, 1, 4, 4, 32},
-                                                       {130, 3, 8, 2, 64},
-                                                       {9, 1, 3, 1, 96},
-                                                       {200, 1, 2, 1, 128},
-                                                       {40, 5, 2, 2, 136},
-                                                       {33, 1, 4, 2, 256}})
-      all.push_back({length, rows, heads, kv, dim, t});
+    for (auto [length, rows, heads, kv, dim] : kCachedSizes) all.push_back({length, rows, heads, kv, dim, t});
   all.push_back({70, 2, 2, 1, 8, DType::f32, 30});  // scores in the hundreds: softmax saturates
   return all;
 }

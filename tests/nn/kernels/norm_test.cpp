@@ -29,28 +29,15 @@ Floats both_ways(Lab& lab, int64_t rows, int64_t cols, DType dtype, bool shifted
     for (Tensor* t : {&x, &w, &dy, &y, &dx, &rstd, &dw}) *t = lab.shifted(*t);
   ops::rms_norm_forward(lab.s, y, rstd, x, w, kEps);
   ops::rms_norm_backward(lab.s, dx, dw, dy, x, w, rstd);
-  Floats all;
-  for (const Tensor& t : {y, rstd, dx, dw}) {
-    const Floats f = lab.floats(t);
-    all.insert(all.end(), f.begin(), f.end());
-  }
-  return all;
+  return lab.floats({y, rstd, dx, dw});
 }
+
+const int64_t kRmsNormSizes[][2] = {{0, 5},     {1, 1},    {3, 7},    {9, 64},   {33, 65},  {20, 200},
+                                    {100, 129}, {700, 64}, {5, 1030}, {3, 4100}, {3, 9000}, {2, 20011}};
 
 TEST(RmsNorm, MatchesReference) {
   for (DType t : {DType::f32, DType::bf16})
-    for (auto [rows, cols] : std::initializer_list<std::array<int64_t, 2>>{{0, 5},
-                                                                           {1, 1},
-                                                                           {3, 7},
-                                                                           {9, 64},
-                                                                           {33, 65},
-                                                                           {20, 200},
-                                                                           {100, 129},
-                                                                           {700, 64},
-                                                                           {5, 1030},
-                                                                           {3, 4100},
-                                                                           {3, 9000},
-                                                                           {2, 20011}})
+    for (auto [rows, cols] : kRmsNormSizes)
       expect_same_as_reference([&, r = rows, c = cols](Lab& lab) { return both_ways(lab, r, c, t); },
                                t == DType::f32 ? 1e-5 : 2 * epsilon(t),
                                std::to_string(rows) + "x" + std::to_string(cols));
@@ -167,12 +154,7 @@ Floats in_parts(Lab& lab, int64_t rows, int64_t cols, DType t, int64_t parts) {
                            {}, dots);
     put(dx);
   }
-  Floats all;
-  for (const Tensor& f : {y, rstd, dx, dw}) {
-    const Floats more = lab.floats(f);
-    all.insert(all.end(), more.begin(), more.end());
-  }
-  return all;
+  return lab.floats({y, rstd, dx, dw});
 }
 
 TEST(RmsNorm, PartsOfTheColumnsGiveWhatWholeRowsGive) {
@@ -214,28 +196,17 @@ Floats layer_norm_both_ways(Lab& lab, int64_t rows, int64_t cols, DType dtype, b
     for (Tensor* t : {&x, &w, &dy, &bias, &y, &dx, &mean, &rstd, &dw}) *t = lab.shifted(*t);
   ops::layer_norm_forward(lab.s, y, mean, rstd, x, w, biased ? bias : Tensor(), kEps);
   ops::layer_norm_backward(lab.s, dx, dw, dy, x, w, mean, rstd);
-  Floats all;
-  for (const Tensor& t : {y, mean, rstd, dx, dw}) {
-    const Floats f = lab.floats(t);
-    all.insert(all.end(), f.begin(), f.end());
-  }
-  return all;
+  return lab.floats({y, mean, rstd, dx, dw});
 }
+
+const int64_t kLayerNormSizes[][2] = {{0, 5},     {1, 1},    {3, 7},    {9, 64},   {33, 65},
+                                      {100, 129}, {700, 64}, {5, 1030}, {3, 4100}, {2, 20011}};
 
 // dw adds `rows` values near 1 up: partial sums are near sqrt(rows), each addition errs by 2^-24 of one, and as many
 // errors again add up like the square root of their number.
 TEST(LayerNorm, MatchesReference) {
   for (DType t : {DType::f32, DType::bf16})
-    for (auto [rows, cols] : std::initializer_list<std::array<int64_t, 2>>{{0, 5},
-                                                                           {1, 1},
-                                                                           {3, 7},
-                                                                           {9, 64},
-                                                                           {33, 65},
-                                                                           {100, 129},
-                                                                           {700, 64},
-                                                                           {5, 1030},
-                                                                           {3, 4100},
-                                                                           {2, 20011}})
+    for (auto [rows, cols] : kLayerNormSizes)
       for (const bool biased : {false, true})
         expect_same_as_reference(
             [&, r = rows, c = cols](Lab& lab) { return layer_norm_both_ways(lab, r, c, t, biased); },

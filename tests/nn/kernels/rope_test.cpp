@@ -21,18 +21,14 @@ std::string name(const RopeCase& c) {
          " first " + std::to_string(c.first) + " " + name_of(c.dtype);
 }
 
+const int64_t kRopeSizes[][6] = {
+    {1, 1, 1, 2, 0, 0},          {2, 7, 3, 6, 5, 0},    {3, 33, 5, 8, 16, 3}, {1, 20, 2, 64, 64, 100000},
+    {1, 9, 6, 128, 256, 131071}, {2, 5, 1, 256, 1, 12}, {1, 3, 2, 514, 0, 1}, {2, 0, 1, 4, 2, 0}};
+
 std::vector<RopeCase> rope_cases() {
   std::vector<RopeCase> all;
   for (DType t : {DType::f32, DType::bf16})
-    for (auto [b, s, h, d, r, f] : std::initializer_list<std::array<int64_t, 6>>{{1, 1, 1, 2, 0, 0},
-                                                                                 {2, 7, 3, 6, 5, 0},
-                                                                                 {3, 33, 5, 8, 16, 3},
-                                                                                 {1, 20, 2, 64, 64, 100000},
-                                                                                 {1, 9, 6, 128, 256, 131071},
-                                                                                 {2, 5, 1, 256, 1, 12},
-                                                                                 {1, 3, 2, 514, 0, 1},
-                                                                                 {2, 0, 1, 4, 2, 0}})
-      all.push_back({b, s, h, d, r, f, t});
+    for (auto [b, s, h, d, r, f] : kRopeSizes) all.push_back({b, s, h, d, r, f, t});
   return all;
 }
 

@@ -27,12 +27,7 @@ Floats sinks_passes(Lab& lab, const SinksCase& c) {
   const Tensor sinks = lab.random({c.heads}, 3), dsinks = lab.random({c.heads}, 4);
   ops::sinks_forward(lab.s, out, lse, sinks);
   ops::sinks_backward(lab.s, dsinks, lab.random(c.rows(), 5, c.dtype), out, lse, sinks);
-  Floats all = lab.floats(out);
-  for (const Tensor& t : {lse, dsinks}) {
-    const Floats more = lab.floats(t);
-    all.insert(all.end(), more.begin(), more.end());
-  }
-  return all;
+  return lab.floats({out, lse, dsinks});
 }
 
 // Values of up to 4.5 times a factor below 1, rounded once. dsinks is a sum over rows of a dot product of dim terms, of some

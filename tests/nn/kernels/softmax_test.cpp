@@ -15,10 +15,7 @@ Floats both_ways(Lab& lab, const Shape& shape, DType t, bool shifted = false) {
     for (Tensor* each : {&x, &dy, &y, &dx}) *each = lab.shifted(*each);
   ops::softmax_forward(lab.s, y, x);
   ops::softmax_backward(lab.s, dx, dy, y);
-  Floats all = lab.floats(y);
-  const Floats d = lab.floats(dx);
-  all.insert(all.end(), d.begin(), d.end());
-  return all;
+  return lab.floats({y, dx});
 }
 
 TEST(Softmax, KnownRows) {
