@@ -103,44 +103,16 @@ TEST(Bucket, In16BitsGivesTheBitsOfRagged) {
   }
 }
 
-/// Same as Rig, but the blocks' matrices are Muon's.
-struct MuonModel {
+/// A rig whose blocks' matrices are Muon's, with tokens of its rank.
+struct MuonModel : Rig {
   MuonModel(RankContext& r, const FullyShardOptions& o,
             const std::function<void(ToyModel&)>& before = nullptr)
-      : rank(r), model(16, 32, kBlocks) {
-    if (before) before(model);
-    const Routing routes = route(model);
-    const DeviceMesh mesh = mesh_of(r);
-    for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
-    fully_shard(model, mesh, o);
-    optimizer.emplace(model, routes, OptimizerOptions{});
-    tokens = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
-    model.targets = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
+      : Rig(r, o, 1, before, 16, 32, Algorithm::muon) {
     ops::fill(r.device->compute(), tokens, 3 + r.world->rank());
-    ops::fill(r.device->compute(), model.targets, 4);
   }
-  void forward() { taped.forward(model, tokens); }
-  void backward() { taped.backward(); }
   void pass() {
     forward();
     backward();
-  }
-  void step() {
-    pass();
-    clip_grad_norm(model, 1.0);
-    optimizer->step(0.01);
-  }
-  void sync() {
-    runtime().wait_gradients();
-    for (auto& u : runtime().units()) u->wait();
-    rank.device->compute().synchronize();
-  }
-  CommCounts counted(const std::function<void()>& f) {
-    sync();
-    const CommCounts before = rank.world->counts();
-    f();
-    sync();
-    return minus(rank.world->counts(), before);
   }
   std::vector<std::vector<float>> weights() {
     Stream& s = rank.device->compute();
@@ -150,12 +122,6 @@ struct MuonModel {
     return all;
   }
   ShardRuntime& runtime() { return runtime_of(model); }
-
-  RankContext& rank;
-  ToyModel model;
-  std::optional<Optimizer> optimizer;
-  Tensor tokens;
-  Taped taped;
 };
 
 TEST(Bucket, IsReducedAndGatheredWhileOthersCompute) {

@@ -2,9 +2,9 @@
 
 #include <cmath>
 #include <map>
-#include <mutex>
 #include <numeric>
 
+#include "optim/whole_tensors.h"
 #include "support/message_of.h"
 #include "support/pieces.h"
 
@@ -71,23 +71,14 @@ class EveryKind : public ModuleBase {
 };
 
 Values values_of(const Spread& spread, const FullyShardOptions& options) {
-  Values got;
-  std::mutex mutex;
+  OwnedValues got;
   launch(spread.ranks(), [&](RankContext& r) {
     EveryKind model(r, spread);
     model.wrap(options);
-    for (auto& [name, p] : model.named_parameters()) {
-      const std::vector<float> mine = ops::to_floats(r.device->compute(), p.shard());
-      const std::lock_guard lock(mutex);
-      auto& whole = got[name];
-      whole.resize(static_cast<size_t>(numel_of(p.global_shape())));
-      for (auto& run : p.global_runs(p.shard_range()))
-        for (int64_t i = 0; i < run.count; ++i)
-          whole[static_cast<size_t>(run.global.value + i)] =
-              mine[static_cast<size_t>(run.local - p.shard_range().begin + i)];
-    }
+    for (auto& [name, p] : model.named_parameters())
+      got.add(p, name, whole(p, p.shard(), r.device->compute()));
   });
-  return got;
+  return got.values();
 }
 
 TEST(Init, TheSameBitsOnEveryMeshStrategyLayoutAndCut) {

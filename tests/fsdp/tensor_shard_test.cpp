@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "optim/whole_tensors.h"
 #include "support/message_of.h"
 #include "support/pieces.h"
 
@@ -141,24 +142,15 @@ TEST(TensorShardInit, TheSameSeedGivesTheSameGlobalWeights) {
   for (const Spread spread : {Spread{}, Spread{.tp = 2}, Spread{.shard = 3, .tp = 2, .experts = 2},
                               Spread{.replicas = 2, .shard = 1, .tp = 4, .experts = 4}}) {
     for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::even_rows}) {
-      std::map<std::string, std::vector<float>> got;
-      std::mutex mutex;
+      OwnedValues got;
       launch(spread.ranks(), [&](RankContext& r) {
         Pieces model(r, spread);
         model.wrap({.layout = layout, .seed = 17});
-        for (auto& [name, p] : model.named_parameters()) {
-          const std::vector<float> mine = ops::to_floats(r.device->compute(), p.shard());
-          const std::lock_guard lock(mutex);
-          auto& whole = got[name];
-          whole.resize(static_cast<size_t>(numel_of(p.global_shape())));
-          for (auto& run : p.global_runs(p.shard_range()))
-            for (int64_t i = 0; i < run.count; ++i)
-              whole[static_cast<size_t>(run.global.value + i)] =
-                  mine[static_cast<size_t>(run.local - p.shard_range().begin + i)];
-        }
+        for (auto& [name, p] : model.named_parameters())
+          got.add(p, name, whole(p, p.shard(), r.device->compute()));
       });
-      if (want.empty()) want = got;
-      EXPECT_EQ(got, want) << spread.ranks() << " ranks";
+      if (want.empty()) want = got.values();
+      EXPECT_EQ(got.values(), want) << spread.ranks() << " ranks";
     }
   }
 }

@@ -23,10 +23,11 @@ inline CommCounts minus(CommCounts a, const CommCounts& b) {
 /// A wrapped toy model with its optimizer and one batch of six tokens.
 struct Rig {
   Rig(RankContext& r, const FullyShardOptions& o, int replicas = 1,
-      const std::function<void(ToyModel&)>& before = nullptr, int64_t width = 16, int64_t hidden = 32)
+      const std::function<void(ToyModel&)>& before = nullptr, int64_t width = 16, int64_t hidden = 32,
+      const Algorithm& algorithm = Algorithm::adamw)
       : rank(r), model(width, hidden, kBlocks) {
     if (before) before(model);
-    routes = route(model, {.optimizer = Algorithm::adamw});
+    routes = route(model, {.optimizer = algorithm});
     const DeviceMesh mesh = mesh_of(r, replicas);
     for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
     fully_shard(model, mesh, o);

@@ -85,14 +85,14 @@ struct ToyRun {
   Algorithm optimizer = Algorithm::adamw;
   double clip = 0.5;
   bool clip_in_update = false;
-  FullyShardOptions options;
-  MuonOptions muon;
+  FullyShardOptions options = {};
+  MuonOptions muon = {};
   /// Called on every rank before wrapping, after routing, and after every step.
-  std::function<void(ToyModel&)> before, after_step;
+  std::function<void(ToyModel&)> before = {}, after_step = {};
   /// Starts the ranks; launch() when null.
-  std::function<void(int, const std::function<void(RankContext&)>&)> launcher;
+  std::function<void(int, const std::function<void(RankContext&)>&)> launcher = {};
   /// Called on every rank at the end.
-  std::function<void(ToyModel&, RankContext&)> at_end;
+  std::function<void(ToyModel&, RankContext&)> at_end = {};
 };
 
 struct ToyResult {
