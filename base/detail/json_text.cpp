@@ -54,13 +54,15 @@ class Check : public json::json_sax_t {
   bool number_float(json::number_float_t, const json::string_t&) override { return value(); }
   bool string(json::string_t&) override { return value(); }
   bool binary(json::binary_t&) override { return value(); }
-  bool start_object(size_t) override { return open(); }
-  bool start_array(size_t) override { return open(); }
+  bool start_object(size_t) override { return open(true); }
+  bool start_array(size_t) override { return open(false); }
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
   bool key(json::string_t& key) override {
-    if (!open_.back().insert(key).second)
-      throw JsonError(fmt::format("has an object in which the key {} appears twice", shown(key)));
+    Level& level = open_.back();
+    if (!level.keys.insert(key).second)
+      throw JsonError(fmt::format("has an object {}in which the key {} appears twice", path(), shown(key)));
+    level.key = key;
     return true;
   }
   bool parse_error(size_t, const std::string&, const json::exception& e) override {
@@ -68,15 +70,32 @@ class Check : public json::json_sax_t {
   }
 
  private:
+  struct Level {
+    bool object;
+    std::unordered_set<std::string> keys = {};
+    std::string key = {};  // the newest
+    size_t values = 0;
+  };
+
   bool value() {
     if (++values_ > most_) throw JsonError(fmt::format("has more than {} values", most_));
+    if (!open_.empty()) ++open_.back().values;
     return true;
   }
-  bool open() {
+  bool open(bool object) {
     if (std::ssize(open_) == kJsonDepth)
       throw JsonError(fmt::format("is nested more than {} deep", kJsonDepth));
-    open_.emplace_back();
-    return value();
+    value();
+    open_.push_back({.object = object});
+    return true;
+  }
+  // Of the innermost object: "groups[0].ranks"; empty for the outermost.
+  std::string path() const {
+    std::string path;
+    for (size_t i = 0; i + 1 < open_.size(); ++i)
+      path += !open_[i].object ? fmt::format("[{}]", open_[i].values - 1)
+                               : (path.empty() ? "" : ".") + open_[i].key;
+    return path.empty() ? "" : shown(path) + " ";
   }
   bool close() {
     open_.pop_back();
@@ -84,7 +103,7 @@ class Check : public json::json_sax_t {
   }
 
   size_t most_, values_ = 0;
-  std::vector<std::unordered_set<std::string>> open_;
+  std::vector<Level> open_;
 };
 
 }  // namespace

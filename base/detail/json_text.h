@@ -34,7 +34,7 @@ inline constexpr int kJsonDepth = 64;                   // of anything known: 5
 inline constexpr size_t kJsonValues = size_t{8} << 20;  // the largest tokenizers have some 2 million
 
 /// Reads JSON text. Refuses zero bytes (the parser takes one for the end), objects and arrays nested more than
-/// kJsonDepth deep, a key that an object has twice (the parser would keep the last), and more than
+/// kJsonDepth deep, a key that an object has twice (the parser would keep the last) with the path of the object, and more than
 /// `most` values, which bounds the memory that small values multiply. Neither recursion nor memory depends on a text's depth.
 /// @throws JsonError
 nlohmann::json read_json(std::string_view text, size_t most = kJsonValues);

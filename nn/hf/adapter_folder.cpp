@@ -8,10 +8,10 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/detail/json_object.h>
 #include <sherd/base/error.h>
 #include <sherd/base/printable.h>
 #include <sherd/checkpoint/files/detail/links.h>
-#include <sherd/nn/hf/detail/config_object.h>
 
 namespace sherd::hf {
 namespace {
@@ -108,9 +108,8 @@ bool is_adapter_folder(const std::filesystem::path& folder, FileSystem& files) {
 AdapterConfig read_adapter_config(const std::filesystem::path& folder, FileSystem& files) {
   require_inside(folder, kAdapterConfig);
   AdapterConfig config{.source = (folder / kAdapterConfig).string()};
-  const json object =
-      parse_object(read_whole(files, folder / kAdapterConfig, kMaxAdapterConfig), config.source);
-  ConfigObject c(config.source, object);
+  JsonObject c =
+      JsonObject::parse(read_whole(files, folder / kAdapterConfig, kMaxAdapterConfig), config.source);
   if (c.text("peft_type", std::nullopt) != "LORA") c.refuse("peft_type", "\"LORA\" alone is supported");
   config.rank = c.integer("r", std::nullopt, 1, 65536);
   config.alpha = c.number("lora_alpha", std::nullopt, 0, 1e6);

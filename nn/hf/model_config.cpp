@@ -6,10 +6,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/base/detail/json_object.h>
 #include <sherd/base/error.h>
 #include <sherd/checkpoint/files/detail/links.h>
 
-#include <sherd/nn/hf/detail/config_object.h>
 #include <sherd/nn/hf/detail/config_values.h>
 #include <sherd/nn/hf/detail/deepseek_config.h>
 #include <sherd/nn/hf/detail/families.h>
@@ -34,7 +34,7 @@ const Family* find_family(std::string_view model_type) {
 }
 
 // Each size may be possible, and all of them together still no model that anybody has.
-void require_parameters(ConfigObject& c, const ModelDescription& d) {
+void require_parameters(JsonObject& c, const ModelDescription& d) {
   if (d.mixture.experts > kMaxExpertsOfAll / std::max<int64_t>(1, d.layers - d.mixture.dense_layers))
     c.refuse("model_type",
              fmt::format("{} blocks of {} experts are more than {} experts together; correct one of the two",
@@ -53,14 +53,14 @@ void require_parameters(ConfigObject& c, const ModelDescription& d) {
                          d.mixture.experts, all));
 }
 
-void read_activation(ConfigObject& c, const char* key, std::initializer_list<std::string_view> good) {
+void read_activation(JsonObject& c, const char* key, std::initializer_list<std::string_view> good) {
   const std::string value = c.text(key, std::string(*good.begin()));
   if (c.has(key) && std::find(good.begin(), good.end(), value) == good.end())
     c.refuse(key,
              fmt::format("only {} is computed; train a model with that activation", fmt::join(good, ", ")));
 }
 
-void read_dtype(ConfigObject& c, ModelConfig& config) {
+void read_dtype(JsonObject& c, ModelConfig& config) {
   const char* key = spelling(c, {"dtype", "torch_dtype"});
   const std::string name = c.text(key, "");
   if (name == "float32")
@@ -73,12 +73,11 @@ void read_dtype(ConfigObject& c, ModelConfig& config) {
     c.refuse(key, "weights are read as float32, bfloat16 and float16; convert the folder to one of them");
 }
 
-void read_experts(ConfigObject& c, const Family& family, ModelDescription& d) {
+void read_experts(JsonObject& c, const Family& family, ModelDescription& d) {
   const bool qwen = family.family == ModelFamily::qwen3_moe;
   const char* key = spelling(c, {"num_local_experts", "num_experts"});
   d.mixture.experts = c.integer(key, std::nullopt, 1, kMaxExperts);
-  if (c.has("num_experts") && c.has("num_local_experts") &&
-      c.raw("num_experts") != c.raw("num_local_experts"))
+  if (c.has("num_experts") && c.integer("num_experts", {}, 1, kMaxExperts) != d.mixture.experts)
     c.refuse("num_experts", fmt::format("num_local_experts is {}; leave one of them", d.mixture.experts));
   d.mixture.top_k = c.integer("num_experts_per_tok", qwen ? 8 : is_gpt_oss(d) ? 4 : 2, 1, kMaxExperts);
   if (d.mixture.top_k > d.mixture.experts)
@@ -97,11 +96,11 @@ void read_experts(ConfigObject& c, const Family& family, ModelDescription& d) {
   if (!qwen) return;
   if (c.integer("decoder_sparse_step", 1, 0, kMaxSize) != 1)
     c.refuse("decoder_sparse_step", "only models with experts in every block are computed; train one with 1");
-  if (const auto& dense = c.raw("mlp_only_layers"); !dense.is_null() && dense != nlohmann::json::array())
+  if (!c.integers("mlp_only_layers", 0, kMaxLayers).empty())
     c.refuse("mlp_only_layers", "only models with experts in every block are computed; train one with []");
 }
 
-void read_gpt2(ConfigObject& c, ModelConfig& config) {
+void read_gpt2(JsonObject& c, ModelConfig& config) {
   ModelDescription& d = config.description;
   d.dim = columns(c, spelling(c, {"n_embd", "hidden_size"}));
   d.layers = c.integer(spelling(c, {"n_layer", "num_hidden_layers"}), std::nullopt, 1, kMaxLayers);
@@ -123,7 +122,7 @@ void read_gpt2(ConfigObject& c, ModelConfig& config) {
 }
 
 // Query and key heads of attention that is not latent.
-void read_heads(ConfigObject& c, const Family& family, ModelDescription& d) {
+void read_heads(JsonObject& c, const Family& family, ModelDescription& d) {
   const bool no_kv = !c.contains("num_key_value_heads");  // null: as many as heads
   d.kv_heads = columns(c, "num_key_value_heads", no_kv ? family.kv_heads.value_or(d.heads) : d.heads);
   if (d.heads % d.kv_heads != 0)
@@ -143,7 +142,7 @@ void read_heads(ConfigObject& c, const Family& family, ModelDescription& d) {
                          d.head_dim, d.heads * d.head_dim, kMaxColumns));
 }
 
-void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config) {
+void read_llama_kind(JsonObject& c, const Family& family, ModelConfig& config) {
   ModelDescription& d = config.description;
   d.dim = columns(c, "hidden_size");
   d.layers = c.integer("num_hidden_layers", std::nullopt, 1, kMaxLayers);
@@ -182,8 +181,7 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
 }  // namespace
 
 ModelConfig parse_model_config(std::string_view text, const std::string& source) {
-  const nlohmann::json object = parse_object(text, source);
-  ConfigObject c(source, object);
+  JsonObject c = JsonObject::parse(text, source);
   ModelConfig config{.source = source};
   const Family* family = find_family(c.text("model_type", std::nullopt));
   if (family == nullptr) {

@@ -6,10 +6,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <sherd/base/error.h>
 
-#include <sherd/nn/hf/detail/config_object.h>
 #include <sherd/nn/hf/detail/deepseek_config.h>
 #include <sherd/nn/hf/detail/families.h>
 #include <sherd/nn/hf/detail/rope_config.h>

@@ -119,6 +119,12 @@ constexpr const char* kTokenizers[] = {
     R"({"decoder":{"type":"Sequence","decoders":[{"type":"ByteLevel"}]},"model":{"vocab":{"a":65000}}})"};
 
 constexpr const char* kConfigs[] = {
+    R"([{"name":"a","shape":[6,4],"dtype":"bf16","optimizer":"muon","unit":"u","blocks":[2,4]},)"
+    R"({"name":"b","shape":[],"dtype":"f32","optimizer":"adamw","unit":"v","tied":true}])",
+    R"({"name":"measured","memory_bytes":8e9,"communicator_bytes":0,"ranks_per_host":8,"peak_flops":1e15,)"
+    R"("memory_bytes_per_s":3e12,"operation_s":3e-6,"products_16":[[1e8,1e13],[1e9,2e13]],"products_32":[[1,1]],)"
+    R"("host":{"latency_s":1e-5,"bytes_per_s":[[1e5,1e10]]},"network":{"latency_s":0,"bytes_per_s":[[1,1]]},)"
+    R"("factors_16":{"gemm":1.5},"factors_32":{},"compute_efficiency":1,"communication_efficiency":0.5})",
     R"({"model_type":"gpt2","vocab_size":9,"n_embd":8,"n_layer":2,"n_head":2,"n_inner":null,"resid_pdrop":0.1,)"
     R"("activation_function":"gelu_new","tie_word_embeddings":true})",
     R"({"model_type":"llama","vocab_size":9,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,)"

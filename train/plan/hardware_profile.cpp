@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
-#include <sstream>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/detail/json_object.h>
 #include <sherd/base/error.h>
 
 namespace sherd {
@@ -90,73 +87,39 @@ std::vector<std::string> words_of(std::string_view text) {
   return words;
 }
 
-/// Reads the members of an object, each of which must be there, and refuses others.
-class Members {
- public:
-  Members(const ordered_json& object, std::string place) : object_(object), place_(std::move(place)) {
-    if (!object.is_object()) refuse("is not an object; write {...}");
-  }
-  double number(const char* key, bool zero = false) {
-    const ordered_json& value = at(key);
-    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0 ||
-        (!zero && value.get<double>() == 0))
-      refuse(fmt::format("\"{}\" is {}; write a number greater than 0", key, value.dump()));
-    return value;
-  }
-  std::vector<SizedRate> rates(const char* key) {
-    const ordered_json& rows = at(key);
-    std::vector<SizedRate> all;
-    if (!rows.is_array() || rows.empty())
-      refuse(fmt::format("\"{}\" has no rows; write [[size, rate], ...], at least one row", key));
-    for (const ordered_json& row : rows) {
-      if (!row.is_array() || row.size() != 2 || !row[0].is_number() || !row[1].is_number() || !(row[1] > 0))
-        refuse(fmt::format("\"{}\" has the row {}; write [size, rate] with a rate greater than 0", key,
-                           row.dump()));
-      if (!all.empty() && !(row[0] > all.back().size))
-        refuse(fmt::format("\"{}\" has the row {} after size {}; sort the rows by size", key, row.dump(),
-                           all.back().size));
-      all.push_back({row[0], row[1]});
-    }
-    return all;
-  }
-  OperationFactors factors(const char* key) {
-    const ordered_json& object = at(key);
-    if (!object.is_object())
-      refuse(fmt::format("\"{}\" is {}; write {{operation: factor}}", key, object.dump()));
-    OperationFactors all;
-    for (const auto& [name, value] : object.items()) {
-      if (!value.is_number() || !(value > 0))
-        refuse(fmt::format("\"{}\": \"{}\" is {}; write a number greater than 0", key, name, value.dump()));
-      all[name] = value;
-    }
-    return all;
-  }
-  const ordered_json& at(const char* key) {
-    known_.push_back(key);
-    const auto it = object_.find(key);
-    if (it == object_.end()) refuse(fmt::format("\"{}\" is missing; add it, or measure again", key));
-    return *it;
-  }
-  void require_no_others() const {
-    for (const auto& [key, value] : object_.items())
-      if (std::ranges::find(known_, key) == known_.end())
-        refuse(fmt::format("\"{}\" is unknown; the keys are {}", key, fmt::join(known_, ", ")));
-  }
+constexpr double kTiny = 1e-18, kHuge = 1e21;  // bounds of every rate, size and time
 
- private:
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw InvalidArgument(fmt::format("{}: {}", place_, what));
+std::vector<SizedRate> read_rates(JsonObject& profile, const char* key) {
+  std::vector<SizedRate> all;
+  const nlohmann::json& rows = profile.raw(key);
+  if (!rows.is_array() || rows.empty())
+    profile.refuse(key, "rows [[size, rate], ...] are needed, at least one");
+  for (size_t i = 0; rows.is_array() && i < rows.size(); ++i) {
+    const auto good = [](const nlohmann::json& n) { return n.is_number() && n >= kTiny && n <= kHuge; };
+    const bool pair = rows[i].is_array() && rows[i].size() == 2 && good(rows[i][0]) && good(rows[i][1]);
+    if (!pair)
+      profile.refuse_item(key, i, fmt::format("[size, rate] is needed, from {} to {}", kTiny, kHuge));
+    else if (!all.empty() && !(rows[i][0] > all.back().size))
+      profile.refuse_item(key, i, "sizes must ascend; sort the rows");
+    else
+      all.push_back({rows[i][0], rows[i][1]});
   }
-  const ordered_json& object_;
-  const std::string place_;
-  std::vector<std::string> known_;
-};
+  return all;
+}
 
-LinkProfile read_link(const ordered_json& object, const std::string& place) {
-  Members m(object, place);
-  LinkProfile link{m.number("latency_s", true), m.rates("bytes_per_s")};
-  m.require_no_others();
-  return link;
+OperationFactors read_factors(JsonObject& profile, const char* key) {
+  if (!profile.has(key)) profile.refuse(key, "{operation: factor} is needed");
+  JsonObject factors = profile.object(key);
+  OperationFactors all;
+  for (const std::string& name : factors.keys())
+    all[name] = factors.number(name.c_str(), std::nullopt, kTiny, kHuge);
+  return all;
+}
+
+LinkProfile read_link(JsonObject link) {
+  LinkProfile profile{link.number("latency_s", std::nullopt, 0, kHuge), read_rates(link, "bytes_per_s")};
+  link.refuse_others();
+  return profile;
 }
 
 ordered_json rows_of(const std::vector<SizedRate>& rates) {
@@ -200,13 +163,7 @@ HardwareProfile hardware_profile(const std::string& name) {
     throw InvalidArgument(
         fmt::format("hardware '{}' is unknown and is not a file; use {}, or a file of --measure", name,
                     fmt::join(hardware_names(), ", ")));
-  std::ifstream in(name, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  if (!in)
-    throw IoError(
-        fmt::format("{}: cannot be read ({}); name a file of --measure", name, std::strerror(errno)));
-  return parse_hardware(text.str(), name);
+  return parse_hardware(read_text(name, "name a file of --measure"), name);
 }
 
 std::optional<HardwareProfile> profile_of_device(std::string_view name) {
@@ -221,33 +178,31 @@ std::optional<HardwareProfile> profile_of_device(std::string_view name) {
 }
 
 HardwareProfile parse_hardware(std::string_view text, const std::string& source) {
-  const ordered_json object = ordered_json::parse(text, nullptr, false);
-  if (object.is_discarded())
-    throw InvalidArgument(fmt::format("{}: not JSON; write a file by --measure", source));
-  Members m(object, source);
-  HardwareProfile p{.name = source};
-  if (!m.at("name").is_string()) throw InvalidArgument(fmt::format("{}: \"name\" is not a string", source));
-  p.name = m.at("name");
-  p.memory_bytes = static_cast<int64_t>(m.number("memory_bytes"));
-  if (object.contains("communicator_bytes"))
-    p.communicator_bytes = static_cast<int64_t>(m.number("communicator_bytes", true));
-  p.ranks_per_host = std::max(1, static_cast<int>(m.number("ranks_per_host")));
-  p.peak_flops = m.number("peak_flops", true);
-  if (object.contains("peak_flops_32"))
-    p.peak_flops_32 = m.number("peak_flops_32", true);
+  JsonObject o = JsonObject::parse(text, source, "correct it, or write the file by --measure");
+  const auto positive = [&](const char* key) { return o.number(key, std::nullopt, kTiny, kHuge); };
+  const auto positive_or_0 = [&](const char* key) { return o.number(key, std::nullopt, 0, kHuge); };
+  HardwareProfile p{.name = o.text("name", std::nullopt)};
+  constexpr double kMostBytes = 0x1p62, kMostRanks = 1 << 24;
+  p.memory_bytes = static_cast<int64_t>(o.number("memory_bytes", std::nullopt, 1, kMostBytes));
+  p.communicator_bytes = static_cast<int64_t>(o.number("communicator_bytes", 0, 0, kMostBytes));
+  p.ranks_per_host = static_cast<int>(o.number("ranks_per_host", std::nullopt, 1, kMostRanks));
+  p.peak_flops = positive_or_0("peak_flops");
+  if (o.has("peak_flops_32"))
+    p.peak_flops_32 = positive_or_0("peak_flops_32");
   else if (p.name == kMeasuredHardware)  // earlier files have the rate of measured products there
     p.peak_flops = 0;
-  p.memory_bytes_per_s = m.number("memory_bytes_per_s");
-  p.operation_s = m.number("operation_s", true);
-  p.products_16 = m.rates("products_16");
-  p.products_32 = m.rates("products_32");
-  p.host = read_link(m.at("host"), source + ": \"host\"");
-  p.network = read_link(m.at("network"), source + ": \"network\"");
-  p.factors_16 = m.factors("factors_16");
-  p.factors_32 = m.factors("factors_32");
-  p.compute_efficiency = m.number("compute_efficiency");
-  p.communication_efficiency = m.number("communication_efficiency");
-  m.require_no_others();
+  p.memory_bytes_per_s = positive("memory_bytes_per_s");
+  p.operation_s = positive_or_0("operation_s");
+  p.products_16 = read_rates(o, "products_16");
+  p.products_32 = read_rates(o, "products_32");
+  p.host = read_link(o.object("host"));
+  p.network = read_link(o.object("network"));
+  p.factors_16 = read_factors(o, "factors_16");
+  p.factors_32 = read_factors(o, "factors_32");
+  p.compute_efficiency = positive("compute_efficiency");
+  p.communication_efficiency = positive("communication_efficiency");
+  o.refuse_others();
+  o.require_none();
   return p;
 }
 

@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/nn/hf/detail/config_object.h>
+#include <sherd/base/detail/json_object.h>
 
 namespace sherd::hf {
 
@@ -24,31 +24,30 @@ inline constexpr int64_t kMaxExperts = 65'536;
 inline constexpr double kHuge = std::numeric_limits<float>::max();
 inline constexpr double kTiny = std::numeric_limits<float>::min();
 
-inline int64_t size(ConfigObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
+inline int64_t size(JsonObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
   return c.integer(key, otherwise, 1, kMaxSize);
 }
 
 // A width of activations.
-inline int64_t columns(ConfigObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
+inline int64_t columns(JsonObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
   return c.integer(key, otherwise, 1, kMaxColumns);
 }
 
 // Returns the first of several spellings that exists, or the first of all if none does.
-inline const char* spelling(const ConfigObject& c, std::initializer_list<const char*> keys) {
+inline const char* spelling(const JsonObject& c, std::initializer_list<const char*> keys) {
   const auto found = std::find_if(keys.begin(), keys.end(), [&](const char* key) { return c.has(key); });
   return found == keys.end() ? *keys.begin() : *found;
 }
 
 // Returns whether a key is null. Some classes read null as "none" or false, not as the default.
-inline bool is_null(const ConfigObject& c, const char* key) { return c.contains(key) && !c.has(key); }
+inline bool is_null(const JsonObject& c, const char* key) { return c.contains(key) && !c.has(key); }
 
 // Refuses a setting that must be `wanted` because nothing else is computed.
-inline void require_flag(ConfigObject& c, const char* key, bool otherwise, bool wanted, const char* why) {
+inline void require_flag(JsonObject& c, const char* key, bool otherwise, bool wanted, const char* why) {
   if (c.flag(key, otherwise) != wanted) c.refuse(key, why);
 }
 
-inline void note_dropout(ConfigObject& c, const char* key, double otherwise,
-                         std::vector<std::string>& notes) {
+inline void note_dropout(JsonObject& c, const char* key, double otherwise, std::vector<std::string>& notes) {
   if (const double p = c.number(key, otherwise, 0, 1); p > 0)
     notes.push_back(fmt::format("\"{}\" is {}: training here is without dropout", key, p));
 }

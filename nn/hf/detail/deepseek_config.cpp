@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <sherd/nn/hf/detail/config_values.h>
 
@@ -12,14 +13,14 @@ namespace {
 using nn::ModelDescription;
 
 // Keys of the makers' own class, which names other ways of routing by them.
-void require_text(ConfigObject& c, const char* key, const char* wanted) {
+void require_text(JsonObject& c, const char* key, const char* wanted) {
   if (c.text(key, wanted) != wanted)
     c.refuse(key, fmt::format("only \"{}\" is computed; train a model with it", wanted));
 }
 
 }  // namespace
 
-void read_latent(ConfigObject& c, ModelDescription& d) {
+void read_latent(JsonObject& c, ModelDescription& d) {
   nn::LatentDescription& l = d.latent;
   l.kv_rank = columns(c, "kv_lora_rank");
   // A null means: no product of low rank.
@@ -43,7 +44,7 @@ void read_latent(ConfigObject& c, ModelDescription& d) {
         fmt::format("all heads have more than {} columns; correct it, or the widths of heads", kMaxColumns));
 }
 
-void read_groups(ConfigObject& c, const GroupDefaults& otherwise, ModelDescription& d,
+void read_groups(JsonObject& c, const GroupDefaults& otherwise, ModelDescription& d,
                  std::vector<std::string>& notes) {
   nn::MixtureDescription& m = d.mixture;
   m.experts = c.integer("n_routed_experts", std::nullopt, 2, kMaxExperts);

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
-#include <sherd/nn/hf/detail/config_object.h>
+#include <sherd/base/detail/json_object.h>
 #include <sherd/nn/models/description.h>
 
 namespace sherd::hf {
@@ -18,10 +18,10 @@ struct GroupDefaults {
 };
 
 /// Reads latent attention. `heads` is read before.
-void read_latent(ConfigObject& c, nn::ModelDescription& d);
+void read_latent(JsonObject& c, nn::ModelDescription& d);
 /// Reads the mixture of a family with routes_in_groups(), and dense layers. `layers` is read before.
 /// @param notes gets a line for each setting that training does not follow
-void read_groups(ConfigObject& c, const GroupDefaults& otherwise, nn::ModelDescription& d,
+void read_groups(JsonObject& c, const GroupDefaults& otherwise, nn::ModelDescription& d,
                  std::vector<std::string>& notes);
 /// The same as keys of a config.json, without those that llama has.
 void add_latent(const nn::ModelDescription& d, nlohmann::json& text);

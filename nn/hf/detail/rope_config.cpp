@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <sherd/nn/hf/detail/config_values.h>
 
@@ -56,7 +57,7 @@ bool has_original(RopeType type) {
   return (1u << static_cast<unsigned>(type) & (kLlama3 | kYarn | kLong)) != 0;
 }
 
-void read_lists(ConfigObject& rope, int64_t columns, RopeScaling& s) {
+void read_lists(JsonObject& rope, int64_t columns, RopeScaling& s) {
   for (const auto& [key, list] :
        {std::pair{"short_factor", &s.short_factor}, {"long_factor", &s.long_factor}}) {
     *list = rope.numbers(key, kTiny, kHuge);
@@ -68,7 +69,7 @@ void read_lists(ConfigObject& rope, int64_t columns, RopeScaling& s) {
 
 // Returns transformers' default for an absent factor of longrope, and for a null one of yarn: the ratio of
 // the lengths.
-std::optional<double> factor_of_lengths(ConfigObject& rope, const ModelDescription& d, const RopeScaling& s) {
+std::optional<double> factor_of_lengths(JsonObject& rope, const ModelDescription& d, const RopeScaling& s) {
   const bool is_long = s.type == RopeType::longrope;
   if (!is_long && !(s.type == RopeType::yarn && is_null(rope, "factor"))) return std::nullopt;
   const double ratio =
@@ -77,7 +78,7 @@ std::optional<double> factor_of_lengths(ConfigObject& rope, const ModelDescripti
 }
 
 // Keys of one object but "rope_theta". `original`: what is said outside of it.
-RopeScaling read_scaling(ConfigObject& rope, const ModelDescription& d, int64_t columns,
+RopeScaling read_scaling(JsonObject& rope, const ModelDescription& d, int64_t columns,
                          std::optional<int64_t> original) {
   RopeScaling s;
   const char* type_key = spelling(rope, {"rope_type", "type"});
@@ -117,7 +118,7 @@ RopeScaling read_scaling(ConfigObject& rope, const ModelDescription& d, int64_t 
 }
 
 // Reads the rotated part of each head; columns as the class counts them.
-void read_rotated_part(ConfigObject& c, ConfigObject& rope, ModelDescription& d) {
+void read_rotated_part(JsonObject& c, JsonObject& rope, ModelDescription& d) {
   const double outside = c.number("partial_rotary_factor", 0.5, kTiny, 1);
   const double part = rope.number("partial_rotary_factor", outside, kTiny, 1);
   const auto columns_of_head = static_cast<int64_t>(static_cast<double>(d.head_dim) * part);
@@ -137,14 +138,14 @@ double rotated_part(const ModelDescription& d) {
                                                                        : (columns + 0.5) / all;
 }
 
-void read_one_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
+void read_one_rope(JsonObject& c, const Family& family, ModelDescription& d) {
   // Same as transformers: a non-empty rope_scaling replaces rope_parameters.
   const bool scaled = c.has("rope_scaling") && c.raw("rope_scaling") != json::object();
   const char* key = scaled ? "rope_scaling" : "rope_parameters";
-  ConfigObject rope = c.object(key);
+  JsonObject rope = c.object(key);
   const double outside = c.number("rope_theta", family.theta, kTiny, kHuge);
   d.rope.theta = rope.number("rope_theta", outside, kTiny, kHuge);
-  for (ConfigObject* o : {&c, &rope}) {
+  for (JsonObject* o : {&c, &rope}) {
     if (d.family == ModelFamily::glm4_moe) break;
     if (o->number("partial_rotary_factor", 1, -kHuge, kHuge) != 1)
       o->refuse("partial_rotary_factor",
@@ -164,7 +165,7 @@ void read_one_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
   d.rope.scaling = read_scaling(rope, d, d.rotated(d.rope), original);
 }
 
-RopeDescription read_rope_of_kind(ConfigObject& rope, double theta, const ModelDescription& d) {
+RopeDescription read_rope_of_kind(JsonObject& rope, double theta, const ModelDescription& d) {
   RopeDescription r;
   r.theta = rope.number("rope_theta", theta, kTiny, kHuge);
   r.scaling = read_scaling(rope, d, d.head_dim, std::nullopt);
@@ -173,22 +174,22 @@ RopeDescription read_rope_of_kind(ConfigObject& rope, double theta, const ModelD
   return r;
 }
 
-void read_rope_by_kind(ConfigObject& c, const Family& family, ModelDescription& d,
+void read_rope_by_kind(JsonObject& c, const Family& family, ModelDescription& d,
                        std::vector<std::string>& notes) {
-  ConfigObject all = c.object("rope_parameters");
+  JsonObject all = c.object("rope_parameters");
   if (c.has("rope_parameters") && !all.has(kFullAttention) && !all.has(kSlidingAttention) &&
       c.raw("rope_parameters") != json::object())
     return c.refuse(
         "rope_parameters",
         "this family has an object \"full_attention\" and one \"sliding_attention\" in it; write both");
   // Same as transformers: values written by versions before 5 are for blocks without a window.
-  ConfigObject before = c.object("rope_scaling"),
-               full = all.has(kFullAttention) ? all.object(kFullAttention) : before;
+  JsonObject before = c.object("rope_scaling"),
+             full = all.has(kFullAttention) ? all.object(kFullAttention) : before;
   if (all.has(kFullAttention) && c.has("rope_scaling"))
     for (const auto& [key, value] : c.raw("rope_scaling").items())
       if (full.raw(key.c_str()) != value)
         return c.refuse("rope_scaling", "rope_parameters.full_attention says otherwise; leave one of them");
-  ConfigObject sliding = all.object(kSlidingAttention);
+  JsonObject sliding = all.object(kSlidingAttention);
   const double outside = c.number("rope_theta", family.theta, kTiny, kHuge);
   // Its "rope_type" is "default" before "rope_scaling" is added, so that "type" is not looked at.
   const std::string type = before.text("type", "default");
@@ -227,7 +228,7 @@ json rope_text(const RopeDescription& r) {
 
 }  // namespace
 
-void read_rope(ConfigObject& c, const Family& family, ModelDescription& d, std::vector<std::string>& notes) {
+void read_rope(JsonObject& c, const Family& family, ModelDescription& d, std::vector<std::string>& notes) {
   family.rope_by_kind ? read_rope_by_kind(c, family, d, notes) : read_one_rope(c, family, d);
 }
 

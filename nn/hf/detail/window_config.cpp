@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <sherd/nn/hf/detail/config_values.h>
 
@@ -22,7 +23,7 @@ json whole_or_not(double value) {
 
 }  // namespace
 
-void read_windows(ConfigObject& c, const Family& family, ModelDescription& d) {
+void read_windows(JsonObject& c, const Family& family, ModelDescription& d) {
   const bool by_layer = family.window_by_layer || family.window_pattern > 0;
   const auto types = by_layer ? c.texts("layer_types") : std::vector<std::string>();
   if (!types.empty() && static_cast<int64_t>(types.size()) != d.layers)
@@ -51,7 +52,7 @@ void read_windows(ConfigObject& c, const Family& family, ModelDescription& d) {
     d.window = size(c, "sliding_window", family.window);
 }
 
-void read_gemma(ConfigObject& c, ModelDescription& d) {
+void read_gemma(JsonObject& c, ModelDescription& d) {
   d.query_scalar = c.number("query_pre_attn_scalar", 256, kTiny, kHuge);
   for (const char* key : {"final_logit_softcapping", "attn_logit_softcapping"})
     if (c.has(key)) c.refuse(key, "soft-capping is not computed; train a model without it");

@@ -1,8 +1,8 @@
 // Model description of the tools: a JSON list of parameters.
 #pragma once
 
-#include <iosfwd>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <sherd/kernels/device/dtype.h>
@@ -31,7 +31,7 @@ struct ParamEntry {
 /// missing, unknown and wrong fields; negative sizes; sizes whose product overflows; duplicate names;
 /// parameters of muon that are neither a matrix (2-D) nor a stack of matrices (3-D); blocks that do not add
 /// up to the rows.
-std::vector<ParamEntry> parse_params(std::istream& in, const std::string& source);
+std::vector<ParamEntry> parse_params(std::string_view text, const std::string& source);
 
 /// Reads a file. @throws IoError when it cannot be read.
 std::vector<ParamEntry> read_params(const std::string& path);

@@ -1,16 +1,14 @@
 #include "trace_times.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/detail/json_object.h>
 #include <sherd/base/error.h>
 #include <sherd/base/printable.h>
 
@@ -40,10 +38,9 @@ Times times_of(const json& events) {
 }
 
 Times read_times(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw IoError(fmt::format("{}: cannot be read ({})", printable(path), std::strerror(errno)));
+  const std::string text = read_text(path, "name a trace");
   try {
-    return times_of(json::parse(in).at("traceEvents"));
+    return times_of(json::parse(text).at("traceEvents"));
   } catch (const std::exception&) {
     throw InvalidArgument(fmt::format(
         "{}: is not a trace; name files of sherd plan --trace and of train_gpt --trace", printable(path)));

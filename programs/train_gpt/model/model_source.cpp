@@ -8,6 +8,9 @@
 #include <string_view>
 #include <system_error>
 
+#include <nlohmann/json.hpp>
+
+#include <sherd/base/detail/json_object.h>
 #include <sherd/base/error.h>
 #include <sherd/base/printable.h>
 #include <sherd/checkpoint/files/detail/links.h>
@@ -18,7 +21,6 @@
 #include <sherd/train/settings/saved_settings.h>
 
 #include <sherd/nn/hf/adapter_folder.h>
-#include <sherd/nn/hf/detail/config_object.h>
 #include "train_gpt/model/model.h"
 #include "train_gpt/settings/launch_flags.h"
 #include "train_gpt/settings/run_options.h"
@@ -47,8 +49,7 @@ std::map<std::string, std::string> files_beside_weights(const ModelSource& sourc
   files["config.json"] = source.text;
   // A checkpoint has it on one line; transformers writes it like this.
   if (source.folder_differs || source.folder.empty())
-    files["config.json"] =
-        sherd::hf::parse_object(source.text, source.config.source).dump(2, ' ', true) + "\n";
+    files["config.json"] = sherd::parse_object(source.text, source.config.source).dump(2, ' ', true) + "\n";
   return files;
 }
 
@@ -260,7 +261,7 @@ std::vector<sherd::FileCopy> model_copies(const TrainConfig& c) {
   std::vector<sherd::FileCopy> copies;
   if (!c.model.empty()) {
     const ModelSource source = model_source(c);
-    const std::string text = sherd::hf::parse_object(source.text, source.config.source).dump();
+    const std::string text = sherd::parse_object(source.text, source.config.source).dump();
     copies.push_back({"--model, config.json", source.config.source,
                       sherd::checksum(text.data(), static_cast<int64_t>(text.size()))});
   }

@@ -6,10 +6,10 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/detail/json_object.h>
 #include <sherd/base/detail/json_text.h>
 #include <sherd/base/error.h>
 
-#include <sherd/nn/hf/detail/config_object.h>
 #include <sherd/nn/hf/model_config.h>
 #include "train_gpt/model/model_source.h"
 #include "train_gpt/settings/settings.h"
@@ -49,8 +49,7 @@ std::string differences(const ModelSource& here, const SavedModel& saved) {
   nlohmann::json a, b;
   try {
     const sherd::hf::ModelConfig its = described(saved);
-    if (sherd::hf::parse_object(here.text, here.config.source) ==
-        sherd::hf::parse_object(saved.text, saved.source))
+    if (sherd::parse_object(here.text, here.config.source) == sherd::parse_object(saved.text, saved.source))
       return "";
     a = followed(here.config), b = followed(its);
   } catch (const sherd::InvalidArgument& e) {
@@ -87,7 +86,7 @@ std::optional<SavedModel> saved_model(const sherd::SavedTraining& saved) {
 
 std::string text_for_checkpoints(const TrainConfig& c) {
   if (c.model_text.empty()) return "";
-  std::string text = sherd::hf::parse_object(c.model_text, c.model_from).dump();
+  std::string text = sherd::parse_object(c.model_text, c.model_from).dump();
   return text.size() <= kMostModelText ? text : "";
 }
 

@@ -1,8 +1,6 @@
 // The model description: what it may say, and messages about everything that is wrong with it.
 #include "layout/param_file.h"
 
-#include <sstream>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,10 +16,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::vector<ParamEntry> parse(const std::string& text) {
-  std::istringstream in(text);
-  return parse_params(in, "model.json");
-}
+std::vector<ParamEntry> parse(const std::string& text) { return parse_params(text, "model.json"); }
 
 std::string refusal(const std::string& text) {
   return message_of<InvalidArgument>([&] { parse(text); });
@@ -56,34 +51,34 @@ TEST(ParamFile, NamesEveryOffenderInOneMessage) {
     {"name": "v", "shape": [3], "dtype": "f32", "optimizer": "muon", "unit": "u", "tied": 1, "extra": 2},
     {"name": "k", "shape": [4.5, 4], "dtype": 7, "optimizer": "adamw", "unit": "u"}])");
   for (const char* part :
-       {"model.json: 15 problems", "entry 0: is 1", "entry 1 \"a\": \"unit\" is missing",
-        "entry 1 \"a\": \"shape\" is missing", "entry 2 \"a\": \"shape\" has -4",
-        "dtype \"fp31\" is unknown; use", "optimizer \"sgd\" is unknown; use muon or adamw",
-        "\"unit\" is \"\"", "entry 2 \"a\": entry 1 has this name, too",
-        "entry 3 \"v\": unknown field \"extra\"", "\"tied\" is 1", "shape [3] goes to muon",
-        "\"shape\" has 4.5", "\"dtype\" is 7"})
+       {"'model.json': \"[0]\" is 1: an object is needed", "\"[1].unit\" is missing",
+        "\"[1].shape\" is missing", "\"[2].shape[1]\" is -4: an integer from 0",
+        "\"[2].dtype\" is \"fp31\": use bf16,", "\"[2].optimizer\" is \"sgd\": use adamw, muon",
+        "\"[2].unit\" is \"\"", "\"[2].name\" is \"a\": [1] has this name, too",
+        "\"[3].extra\" is 2: the key is unknown", "\"[3].tied\" is 1",
+        "\"[3].shape\" is [3]: muon updates matrices", "\"[4].shape[0]\" is 4.5", "\"[4].dtype\" is 7"})
     EXPECT_THAT(message, HasSubstr(part));
 }
 
 TEST(ParamFile, AKeyThatAppearsTwiceIsRefused) {
   const std::string entry =
       R"({"name": "a", "shape": [2], "dtype": "f32", "optimizer": "adamw", "unit": "u")";
-  const std::string message =
-      refusal("[" + entry + "}, " + entry + R"(, "shape": [3], "shape": [2]}, 7, {"unit": "u", "unit": 1}])");
-  EXPECT_THAT(message, HasSubstr("entry 1: the key \"shape\" appears more than once; keep one"));
-  EXPECT_THAT(message, HasSubstr("entry 3: the key \"unit\" appears more than once; keep one"));
-  EXPECT_THAT(message, Not(HasSubstr("entry 0:")));
+  EXPECT_THAT(refusal("[" + entry + "}, " + entry + R"(, "shape": [3], "shape": [2]}, 7])"),
+              HasSubstr("an object \"[1]\" in which the key \"shape\" appears twice"));
+  EXPECT_THAT(refusal("[[], 3, {}, {\"a\": [1, {\"b\": {\"unit\": \"u\", \"unit\": 1}}]}]"),
+              HasSubstr("an object \"[3].a[1].b\" in which the key \"unit\" appears twice"));
 }
 
 TEST(ParamFile, LongListsOfOffendersAreCut) {
   std::string text = "[0";
   for (int i = 1; i < 1000; ++i) text += ", 0";
-  EXPECT_THAT(refusal(text + "]"), AllOf(HasSubstr("1000 problems"), HasSubstr("... and 980 more")));
+  EXPECT_THAT(refusal(text + "]"),
+              AllOf(HasSubstr("\"[19]\" is 0"), Not(HasSubstr("\"[20]\"")), HasSubstr("there may be more")));
 }
 
 TEST(ParamFile, BlocksAddUpToTheRowsOfAMatrix) {
   EXPECT_EQ(parse(with(R"(, "blocks": [1, 2, 3])"))[0].blocks.size(), 3u);
-  EXPECT_THAT(refusal(with(R"(, "blocks": [1, 2])")), HasSubstr("[1, 2] add up to 3 of the 6 rows"));
+  EXPECT_THAT(refusal(with(R"(, "blocks": [1, 2])")), HasSubstr("is [1,2]: they add up to 3 of the 6 rows"));
   EXPECT_THAT(refusal(with(R"(, "blocks": [9223372036854775807, 9])")), HasSubstr("of the 6 rows"));
   EXPECT_THAT(refusal(R"([{"name": "n", "shape": [4], "dtype": "f32", "optimizer": "adamw", "unit": "u",
                            "blocks": [4]}])"),
@@ -98,25 +93,26 @@ TEST(ParamFile, SizesThatOverflowAreRefused) {
   EXPECT_THAT(refusal("[" + sized("4294967296, 4294967296") + "]"), HasSubstr("more than 2^63 - 1 elements"));
   EXPECT_THAT(refusal("[" + sized("0, 4294967296, 4294967296") + "]"),
               HasSubstr("more than 2^63 - 1 elements"));
-  EXPECT_THAT(refusal("[" + sized("18446744073709551615") + "]"), HasSubstr("has 18446744073709551615"));
+  EXPECT_THAT(refusal("[" + sized("18446744073709551615") + "]"),
+              HasSubstr("shape[0]\" is 18446744073709551615"));
   EXPECT_THAT(refusal("[" + sized("9223372036854775807") + "," + sized("9223372036854775807, 1") + "]"),
-              HasSubstr("there are more than 2^63 - 1"));
+              HasSubstr("\"[1].shape\" is [9223372036854775807,1]: with those before it"));
 }
 
 TEST(ParamFile, OtherFilesAreRefused) {
-  EXPECT_THAT(refusal(""), HasSubstr("not JSON"));
+  EXPECT_THAT(refusal(""), AllOf(HasSubstr("not valid JSON"), HasSubstr("write a list of objects")));
   EXPECT_THAT(refusal("[{"), HasSubstr("line 1, column"));
-  EXPECT_THAT(refusal("\xff"), HasSubstr("not JSON"));
-  EXPECT_THAT(refusal("[]"), HasSubstr("the list is empty"));
-  EXPECT_THAT(refusal("{}"), HasSubstr("the file holds {}"));
-  EXPECT_THAT(refusal("null"), HasSubstr("the file holds null"));
+  EXPECT_THAT(refusal("\xff"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(refusal("[]"), HasSubstr("it is []: a list that is not empty is needed"));
+  EXPECT_THAT(refusal("{}"), HasSubstr("it is {}: a list"));
+  EXPECT_THAT(refusal("null"), HasSubstr("a list that is not empty is needed"));
 }
 
 TEST(ParamFile, HostileInputIsCheap) {
-  EXPECT_THAT(refusal(std::string(1 << 20, '[')), HasSubstr("nested more than 3 deep"));
+  EXPECT_THAT(refusal(std::string(1 << 20, '[')), HasSubstr("nested more than 64 deep"));
   std::string objects;
   for (int i = 0; i < 10000; ++i) objects += "{\"a\":";
-  EXPECT_THAT(refusal(objects), HasSubstr("nested more than 3 deep"));
+  EXPECT_THAT(refusal(objects), HasSubstr("nested more than 64 deep"));
   const std::string name(1 << 20, 'n');
   const std::string message = refusal(R"([{"name": ")" + name + "\"}, {\"name\": \"\\u001b[2J\"}]");
   EXPECT_LT(message.size(), 2000u);
@@ -126,7 +122,7 @@ TEST(ParamFile, HostileInputIsCheap) {
 TEST(ParamFile, FilesThatCannotBeReadAreNamed) {
   const TemporaryFolder folder;
   EXPECT_THAT(message_of<IoError>([&] { read_params(folder / "none.json"); }),
-              HasSubstr("none.json: cannot be read"));
+              HasSubstr("none.json': cannot be read"));
   EXPECT_THAT(message_of<IoError>([&] { read_params(folder.path().string()); }), HasSubstr("is a folder"));
 }
 

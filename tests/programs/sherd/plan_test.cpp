@@ -257,7 +257,7 @@ TEST_F(PlanProgram, RefusesWhatCannotBePlannedInOneLineWithTheRemedy) {
 TEST_F(PlanProgram, NamesAListThatCannotBeRead) {
   const Finished f = plan("--params no-such-file.json");
   EXPECT_EQ(f.exit_code, 1);
-  EXPECT_THAT(f.err, HasSubstr("no-such-file.json: cannot be read"));
+  EXPECT_THAT(f.err, HasSubstr("no-such-file.json': cannot be read"));
 }
 
 TEST_F(PlanProgram, RefusesAnUnknownKeyOfAProfile) {

@@ -192,33 +192,36 @@ TEST_F(Trace, NamesThePlaceOfWhatNoRecorderHasWritten) {
     const Finished f = trace({bad}, "--json");
     EXPECT_EQ(f.exit_code, 1) << bad;
     EXPECT_EQ(f.out, "");
-    EXPECT_THAT(f.err, AllOf(StartsWith("sherd trace: "), HasSubstr("f0.json: ")));
+    EXPECT_THAT(f.err, AllOf(StartsWith("sherd trace: "), HasSubstr("f0.json': ")));
     return f.err;
   };
-  EXPECT_THAT(refusal([](json& j) { j = json::array(); }), HasSubstr("the whole is no object"));
+  EXPECT_THAT(refusal([](json& j) { j = json::array(); }), HasSubstr("it holds [] instead of an object"));
   EXPECT_THAT(refusal([](json& j) { j["sherd_flight"] = 2; }), HasSubstr("another version"));
-  EXPECT_THAT(refusal([](json& j) { j["rank"] = 3; }), HasSubstr("rank is no whole number from 0 to 2"));
-  EXPECT_THAT(refusal([](json& j) { j["size"] = 1e300; }), HasSubstr("size is no whole number"));
-  EXPECT_THAT(refusal([](json& j) { j["size"] = UINT64_MAX; }), HasSubstr("size is no whole number"));
-  EXPECT_THAT(refusal([](json& j) { j.erase("cause"); }), HasSubstr("cause is missing"));
-  EXPECT_THAT(refusal([](json& j) { j["cause"] = 3; }), HasSubstr("cause is no text"));
-  EXPECT_THAT(refusal([](json& j) { j["records"] = 3; }), HasSubstr("records is no list"));
+  EXPECT_THAT(refusal([](json& j) { j["rank"] = 3; }),
+              HasSubstr("\"rank\" is 3: an integer from 0 to 2 is needed"));
+  EXPECT_THAT(refusal([](json& j) { j["size"] = 1e300; }), HasSubstr("\"size\" is 1"));
+  EXPECT_THAT(refusal([](json& j) { j["size"] = UINT64_MAX; }), HasSubstr("\"size\" is 1"));
+  EXPECT_THAT(refusal([](json& j) { j.erase("cause"); }), HasSubstr("\"cause\" is missing"));
+  EXPECT_THAT(refusal([](json& j) { j["cause"] = 3; }), HasSubstr("\"cause\" is 3: a string is needed"));
+  EXPECT_THAT(refusal([](json& j) { j["records"] = 3; }), HasSubstr("\"records\" is 3: a list is needed"));
   EXPECT_THAT(refusal([](json& j) {
                 j["groups"][0]["ranks"] = {0, 7};
               }),
-              HasSubstr("groups[0].ranks is no list of ranks below 3"));
+              HasSubstr("\"groups[0].ranks[1]\" is 7: an integer from 0 to 2 is needed"));
   EXPECT_THAT(refusal([](json& j) { j["groups"][0]["ranks"] = json::array(); }),
-              HasSubstr("groups[0].ranks is empty"));
-  EXPECT_THAT(refusal([](json& j) { j["records"][1] = nullptr; }), HasSubstr("records[1] is no object"));
+              HasSubstr("\"groups[0].ranks\" is []: a list that is not empty is needed"));
+  EXPECT_THAT(refusal([](json& j) { j["records"][1] = nullptr; }),
+              HasSubstr("\"records[1]\" is missing: an object is needed"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1]["group"] = "x\x1b[2J"; }),
-              AllOf(HasSubstr("records[1].group is 'x\\u001b[2J'"), Not(HasSubstr("\x1b"))));
+              AllOf(HasSubstr("\"records[1].group\" is \"x\\u001b[2J\""), Not(HasSubstr("\x1b"))));
   EXPECT_THAT(refusal([](json& j) { j["records"][0]["peer"] = -1; }),
-              HasSubstr("records[0].peer is no whole number from 0 to 2"));
+              HasSubstr("\"records[0].peer\" is -1: an integer from 0 to 2"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1]["root"] = 3; }), HasSubstr("records[1].root"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1]["bytes"] = -1; }), HasSubstr("records[1].bytes"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1]["issued_ns"] = INT64_MAX; }),
               HasSubstr("records[1].issued_ns"));
-  EXPECT_THAT(refusal([](json& j) { j["records"][1]["op"] = {1}; }), HasSubstr("records[1].op is no text"));
+  EXPECT_THAT(refusal([](json& j) { j["records"][1]["op"] = {1}; }),
+              AllOf(HasSubstr("\"records[1].op\" is [1]: a string"), HasSubstr("give a complete file")));
 }
 
 TEST_F(Trace, HostileTextsAreErrors) {
@@ -229,7 +232,7 @@ TEST_F(Trace, HostileTextsAreErrors) {
     const Finished f = run_sherd(folder_, "trace " + folder_.write("x.json", text));
     EXPECT_EQ(f.exit_code, 1);
     EXPECT_EQ(f.out, "");
-    EXPECT_THAT(f.err, HasSubstr("x.json: "));
+    EXPECT_THAT(f.err, HasSubstr("x.json': "));
   }
   // Every cut and many a changed byte: an error that names the file, or a table.
   for (size_t i = 0; i < good.size(); i += 41) {
@@ -294,7 +297,7 @@ TEST_F(Trace, FilesOfEarlierLaunchesAreLeftOutAndNamed) {
   EXPECT_THAT(trace({files[0], files[0]}).err, HasSubstr("are both of rank 0"));
   json odd = files[0];
   odd["launch"] = 3;
-  EXPECT_THAT(trace({odd}).err, HasSubstr("launch is no text"));
+  EXPECT_THAT(trace({odd}).err, HasSubstr("\"launch\" is 3"));
 }
 
 // Two streams of the first rank; of two steps the mean counts.

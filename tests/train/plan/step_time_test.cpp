@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <sherd/base/error.h>
 
@@ -11,6 +12,7 @@
 namespace sherd {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::DoubleNear;
 using ::testing::HasSubstr;
 
@@ -162,11 +164,34 @@ TEST(HardwareProfiles, RefuseMissingAndUnknownKeys) {
     return message_of<InvalidArgument>([&] { (void)parse_hardware(text, "mine.json"); });
   };
   EXPECT_THAT(refusal("\"operation_s\"", "\"operations\""),
-              HasSubstr("mine.json: \"operation_s\" is missing"));
-  EXPECT_THAT(refusal("\"peak_flops\"", "\"extra\": 1, \"peak_flops\""), HasSubstr("\"extra\" is unknown"));
-  EXPECT_THAT(refusal("\"products_16\": [", "\"products_16\": [], \"products_32\": ["),
-              HasSubstr("has no rows"));
+              AllOf(HasSubstr("'mine.json': \"operation_s\" is missing"), HasSubstr("--measure")));
+  EXPECT_THAT(refusal("\"peak_flops\"", "\"extra\": 1, \"peak_flops\""),
+              HasSubstr("\"extra\" is 1: the key is unknown; the keys are communication_efficiency"));
+  EXPECT_THAT(refusal("\"products_16\": [", "\"products_16\": [], \"a\": ["),
+              HasSubstr("\"products_16\" is []: rows [[size, rate], ...] are needed"));
   EXPECT_THAT(message_of<InvalidArgument>([] { (void)hardware_profile("h500"); }), HasSubstr("a100, h100"));
+}
+
+TEST(HardwareProfiles, NumbersThatNoMachineHasAreRefusedByTheirPlace) {
+  const auto refusal = [](const std::string& path, const nlohmann::json& value) {
+    nlohmann::json profile = nlohmann::json::parse(to_text(hardware_profile("h100")));
+    profile[nlohmann::json::json_pointer(path)] = value;
+    return message_of<InvalidArgument>([&] { (void)parse_hardware(profile.dump(), "mine.json"); });
+  };
+  for (const nlohmann::json& value : {nlohmann::json(1e300), nlohmann::json(-1), nlohmann::json("8"),
+                                      nlohmann::json(), nlohmann::json::array({8})}) {
+    EXPECT_THAT(refusal("/memory_bytes", value), HasSubstr("'mine.json': \"memory_bytes\" is "));
+    EXPECT_THAT(refusal("/ranks_per_host", value), HasSubstr("\"ranks_per_host\" is "));
+    EXPECT_THAT(refusal("/peak_flops", value), HasSubstr("\"peak_flops\" is "));
+    EXPECT_THAT(refusal("/host/latency_s", value), HasSubstr("\"host.latency_s\" is "));
+    EXPECT_THAT(refusal("/network/bytes_per_s/1/1", value), HasSubstr("\"network.bytes_per_s[1]\" is ["));
+    EXPECT_THAT(refusal("/factors_16/gemm", value), HasSubstr("\"factors_16.gemm\" is "));
+  }
+  EXPECT_THAT(refusal("/ranks_per_host", 0), HasSubstr("\"ranks_per_host\" is 0: a number from 1 "));
+  EXPECT_THAT(refusal("/communicator_bytes", 1e19), HasSubstr("\"communicator_bytes\" is 1e+19"));
+  EXPECT_THAT(refusal("/products_32/1/0", 1), HasSubstr("sort the rows"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { (void)parse_hardware("{\"name\": NaN}", "mine.json"); }),
+              AllOf(HasSubstr("'mine.json': it is not valid JSON"), HasSubstr("--measure")));
 }
 
 }  // namespace
