@@ -32,8 +32,8 @@ struct SavedTraining {
 bool has_checkpoints(const std::filesystem::path& folder);
 
 /// Sets the fields with these names from the saving run's config_text(), its info "config". Fields that are
-/// missing there keep their values, as do all when it is missing. An invalid value is a line in `problems`,
-/// and the field keeps its value.
+/// missing there keep their values, as do all when it is missing or empty. An invalid value is a line in `problems`,
+/// and the field keeps its value; so is a text that is not a JSON object.
 /// @returns the names that were set, in the order of the table; they are the table's.
 std::vector<std::string_view> take_saved_settings(const SavedTraining& saved,
                                                   std::span<const FieldGroup> groups,

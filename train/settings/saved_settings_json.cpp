@@ -12,7 +12,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/base/detail/json_object.h>
 #include <sherd/base/detail/json_text.h>
+#include <sherd/base/error.h>
 #include <sherd/base/printable.h>
 #include <sherd/train/settings/saved_settings.h>
 
@@ -96,9 +98,15 @@ std::vector<std::string_view> take_saved_settings(const SavedTraining& saved,
                                                   std::vector<std::string>& problems) {
   std::vector<std::string_view> set;
   const auto found = saved.training.info.find("config");
-  if (found == saved.training.info.end()) return set;
-  const json config = read_json_or_null(found->second);
-  if (!config.is_object()) return set;
+  if (found == saved.training.info.end() || found->second.empty()) return set;
+  json config;
+  try {
+    config = parse_object(found->second, fmt::format("{}, its settings", saved.checkpoint.string()),
+                          "resume another checkpoint, or import the weights of this one alone");
+  } catch (const InvalidArgument& e) {
+    problems.push_back(printable(e.what(), std::string::npos));
+    return set;
+  }
   for (const FieldGroup& group : groups) {
     for (const Field& field : group.fields) {
       if (std::find(names.begin(), names.end(), field.name) == names.end() || !config.contains(field.name))

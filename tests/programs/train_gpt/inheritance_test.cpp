@@ -247,6 +247,13 @@ TEST_F(Inheritance, OldCheckpointsLeaveNewSettingsAtTheirDefaults) {
   EXPECT_EQ(parse_line({"--resume", path()}).config.dim, TrainConfig().dim);
 }
 
+TEST_F(Inheritance, RecordedSettingsThatAreNotJsonAreAnErrorWithTheCheckpoint) {
+  write("dim: 48");
+  EXPECT_THAT(refusal({"--resume", path()}),
+              AllOf(HasSubstr("step_00000010, its settings': it is not valid JSON"),
+                    HasSubstr("resume another checkpoint")));
+}
+
 TEST_F(Inheritance, RulesHoldForWhatComesAlong) {
   EXPECT_THAT(refusal({"--resume", path(), "--ranks", "5"}),
               HasSubstr("--batch 12: must be a multiple of --ranks 5"));

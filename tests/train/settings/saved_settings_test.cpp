@@ -110,10 +110,25 @@ TEST(SavedSettings, WhatIsNotAskedForOrNotKnownStays) {
       ElementsAre("lr"));
   EXPECT_EQ(s.lr, 1);
   EXPECT_EQ(s.steps, 4);
-  for (const char* config : {"", "no JSON", "[1]", "{}"})
+  for (const char* config : {"", "{}"})
     EXPECT_THAT(take_saved_settings(saved_with(config), fields, names, problems), IsEmpty()) << config;
   EXPECT_THAT(take_saved_settings({"of another program", {}}, fields, names, problems), IsEmpty());
   EXPECT_THAT(problems, IsEmpty());
+}
+
+TEST(SavedSettings, ATextThatIsNotAnObjectIsOneErrorWithTheCheckpointAndARemedy) {
+  RunSettings s;
+  const std::vector<FieldGroup> fields = fields_of(s);
+  const std::string_view names[] = {"lr", "least"};
+  for (const char* config :
+       {"no JSON", "[1]", "{\"lr\": 1", "{\"lr\": 1, \"lr\": 0}", "{\"lr\": \"\x1b\xff\"}"}) {
+    std::vector<std::string> problems;
+    EXPECT_THAT(take_saved_settings(saved_with(config), fields, names, problems), IsEmpty()) << config;
+    EXPECT_THAT(problems, ElementsAre(AllOf(HasSubstr("run/step_00000002, its settings': it "),
+                                            HasSubstr("resume another checkpoint"))))
+        << config;
+  }
+  EXPECT_EQ(s.lr, RunSettings().lr);
 }
 
 // Dumping such a value into a message once took a stack frame for each level.
@@ -125,7 +140,9 @@ TEST(SavedSettings, DeepAndLongValuesMakeShortLines) {
   const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
   EXPECT_THAT(take_saved_settings(saved_with("{\"steps\":" + deep + "}"), fields, names, problems),
               IsEmpty());
-  EXPECT_THAT(problems, IsEmpty()) << "no settings that could be read";
+  EXPECT_THAT(problems, ElementsAre(HasSubstr("deep")));
+  EXPECT_LT(problems[0].size(), 300u);
+  problems.clear();
   std::string wide = "[";
   for (int i = 0; i < 100'000; ++i) wide += "{},";
   take_saved_settings(saved_with("{\"steps\":" + wide + R"(0],"lr":"a\u001b[2J"})"), fields, names, problems);
