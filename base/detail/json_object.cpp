@@ -62,7 +62,8 @@ std::string needed_range(const char* what, T low, T high) {
 struct JsonObject::File {
   std::string source, remedy;
   json whole;
-  std::vector<std::string> refused = {}, errors = {};  // paths; lines of the message
+  std::set<std::string> refused = {};    // paths
+  std::vector<std::string> errors = {};  // parts of the message
 };
 
 std::string read_text(const std::string& path, const std::string& remedy) {
@@ -143,7 +144,7 @@ std::string JsonObject::text(const char* key, std::optional<std::string> otherwi
 
 std::string JsonObject::name(const char* key) {
   std::string value = text(key, std::nullopt);
-  if (value.empty()) refuse(key, "a string that is not empty is needed");
+  if (value.empty() && !refused(key)) refuse(key, "a string that is not empty is needed");
   return value;
 }
 
@@ -208,11 +209,11 @@ std::string JsonObject::path(std::string_view key) const {
 void JsonObject::add(std::string_view key, const std::string& item, const json& value,
                      const std::string& why) {
   std::string place = path(key);
-  if (std::ranges::find(file_->refused, place) != file_->refused.end()) return;
-  file_->errors.push_back(fmt::format("{} is {}: {}",
-                                      place.empty() && item.empty() ? "it" : shown(place + item),
-                                      value.is_null() ? "missing" : shown_value(value), why));
-  file_->refused.push_back(std::move(place));
+  std::string error = fmt::format("{} is {}: {}", place.empty() && item.empty() ? "it" : shown(place + item),
+                                  &value == &kNull ? "missing" : shown_value(value), why);
+  if (std::ranges::find(file_->errors, error) != file_->errors.end()) return;
+  file_->errors.push_back(std::move(error));
+  file_->refused.insert(std::move(place));
   if (file_->errors.size() < kMostErrors) return;
   file_->errors.emplace_back("there may be more");
   require_none();
@@ -230,9 +231,7 @@ void JsonObject::refuse_others() {
       add(key, "", value, fmt::format("the key is unknown; the keys are {}", fmt::join(requested_, ", ")));
 }
 
-bool JsonObject::refused(const char* key) const {
-  return std::ranges::find(file_->refused, path(key)) != file_->refused.end();
-}
+bool JsonObject::refused(const char* key) const { return file_->refused.contains(path(key)); }
 
 void JsonObject::require_none() const {
   if (!file_->errors.empty())

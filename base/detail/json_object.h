@@ -56,8 +56,7 @@ class JsonObject {
   const nlohmann::json& raw(const char* key) const;
   std::vector<std::string> keys() const;
 
-  /// Adds an error: `"path.of.key" is VALUE: why`. Only the first of a key counts. @throws as require_none() when the
-  /// message is full.
+  /// Adds an error: `"path.of.key" is VALUE: why`. @throws as require_none() when the message is full.
   void refuse(const char* key, const std::string& why);
   /// The same for an item of a list.
   void refuse_item(const char* key, size_t item, const std::string& why);

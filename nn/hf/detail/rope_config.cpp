@@ -61,7 +61,7 @@ void read_lists(JsonObject& rope, int64_t columns, RopeScaling& s) {
   for (const auto& [key, list] :
        {std::pair{"short_factor", &s.short_factor}, {"long_factor", &s.long_factor}}) {
     *list = rope.numbers(key, kTiny, kHuge);
-    if (std::ssize(*list) != columns / 2)
+    if (std::ssize(*list) != columns / 2 && !rope.refused(key))
       rope.refuse(key, fmt::format("of the {} rotated columns of a head every two need a factor; give {}",
                                    columns, columns / 2));
   }

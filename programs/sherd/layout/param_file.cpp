@@ -23,6 +23,7 @@ template <class T>
 T read_word(JsonObject& entry, const char* key, const std::map<std::string, T>& words) {
   const auto found = words.find(entry.name(key));
   if (found != words.end()) return found->second;
+  if (entry.refused(key)) return words.begin()->second;
   std::string known;
   for (const auto& [word, value] : words) known += (known.empty() ? "use " : ", ") + word;
   entry.refuse(key, known);
@@ -74,7 +75,7 @@ std::vector<ParamEntry> parse_params(std::string_view text, const std::string& s
   file.each("", 1, [&](JsonObject& entry) {
     const ParamEntry& p = params.emplace_back(read_entry(entry));
     const auto [first, is_new] = first_use.try_emplace(p.name, entry.place());
-    if (!is_new)
+    if (!is_new && !p.name.empty())
       entry.refuse("name", fmt::format("{} has this name, too; give each parameter its own", first->second));
     if (!entry.refused("shape") && __builtin_add_overflow(total, numel_of(p.shape), &total))
       entry.refuse("shape", "with those before it more than 2^63 - 1 elements; describe a smaller model");

@@ -33,7 +33,8 @@ FlightEntry entry_of(JsonObject& from, const FlightFile& file) {
   FlightEntry e;
   e.number = from.integer("number", std::nullopt, 1, kMost);
   const FlightGroup* const found = file.find_group(from.text("group", std::nullopt));
-  if (!found) return from.refuse("group", "a name among the groups is needed"), e;
+  if (!found && !from.refused("group")) from.refuse("group", "a name among the groups is needed");
+  if (!found) return e;
   e.group = static_cast<size_t>(found - file.groups.data());
   e.epoch = count("epoch");
   e.sequence = count("sequence");

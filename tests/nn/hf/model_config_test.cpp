@@ -259,7 +259,7 @@ TEST(ModelConfig, ScalingsOfAllTypesAreRead) {
 TEST(ModelConfig, ScalingsThatCannotBeFollowedAreRefusedByTheirKey) {
   const auto refused = [](const char* key, const json& settings) {
     EXPECT_THAT(refusal(with(sizes("llama"), {{"head_dim", 4}, {"rope_parameters", settings}})),
-                HasSubstr("\"rope_parameters." + std::string(key) + "\" is "));
+                HasSubstr("\"rope_parameters." + std::string(key)));
   };
   for (const char* type : {"linear", "dynamic", "yarn"}) {
     refused("factor", {{"rope_type", type}});

@@ -211,7 +211,7 @@ TEST_F(Trace, NamesThePlaceOfWhatNoRecorderHasWritten) {
   EXPECT_THAT(refusal([](json& j) { j["groups"][0]["ranks"] = json::array(); }),
               HasSubstr("\"groups[0].ranks\" is []: a list that is not empty is needed"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1] = nullptr; }),
-              HasSubstr("\"records[1]\" is missing: an object is needed"));
+              HasSubstr("\"records[1]\" is null: an object is needed"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1]["group"] = "x\x1b[2J"; }),
               AllOf(HasSubstr("\"records[1].group\" is \"x\\u001b[2J\""), Not(HasSubstr("\x1b"))));
   EXPECT_THAT(refusal([](json& j) { j["records"][0]["peer"] = -1; }),
