@@ -5,11 +5,9 @@
 
 #include <sherd/checkpoint/detail/compare_copies.h>
 #include <sherd/checkpoint/detail/comparison.h>
-#include <sherd/checkpoint/detail/widen.h>
+#include <sherd/checkpoint/detail/fill.h>
 #include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/optimizer_steps.h>
-#include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {
@@ -33,13 +31,6 @@ const CheckpointTensor* find(const CheckpointReader& reader, const Wanted& w) {
   return find_by_names(w, [&](const std::string& name) { return reader.find(w.section, name); });
 }
 
-// Returns the bytes of a tensor that this rank holds.
-std::vector<char> bytes_of(CheckpointReader& reader, const Wanted& w, const CheckpointTensor& t) {
-  std::vector<char> bytes(static_cast<size_t>(w.local.numel() * size_of(t.dtype)));
-  reader.read(t, w.boxes(), bytes.data());
-  return bytes;
-}
-
 // Files of other programs, or of a model that was not tied, may hold other values under each name of a tied tensor.
 void require_equal_copies(CheckpointReader& reader, const std::vector<Wanted>& all) {
   for (const Wanted& w : all) {
@@ -51,7 +42,7 @@ void require_equal_copies(CheckpointReader& reader, const std::vector<Wanted>& a
         return std::find(a.tied.begin(), a.tied.end(), b.name) != a.tied.end();
       };
       if (was_tied_to(*first, *other) || was_tied_to(*other, *first)) continue;
-      if (first->dtype != other->dtype || bytes_of(reader, w, *first) != bytes_of(reader, w, *other))
+      if (!equal_values(reader, *first, *other, w.boxes()))
         throw InvalidArgument(
             fmt::format("'{}': '{}' and '{}' are one tensor in this model, and hold different values there: "
                         "these weights are not "
@@ -59,23 +50,6 @@ void require_equal_copies(CheckpointReader& reader, const std::vector<Wanted>& a
                         reader.path().string(), first->name, other->name));
     }
   }
-}
-
-void read(CheckpointReader& reader, const Wanted& w, Stream& stream) {
-  const CheckpointTensor* t = find(reader, w);
-  if (t == nullptr) {  // allowed: state starts anew, values stay
-    if (w.section == Section::optim) ops::fill(stream, w.local, 0);
-    return;
-  }
-  if (w.local.dtype() != DType::f32) {
-    return upload(stream, w.local, bytes_of(reader, w, *t).data());
-  }
-  std::vector<float> values(static_cast<size_t>(w.local.numel()));
-  reader.read(*t, w.boxes(), values.data());
-  widen_in_place(t->dtype, values);
-  if (const std::string wrong = w.count ? check_count(values[0]) : ""; !wrong.empty())
-    throw CorruptCheckpoint(fmt::format("'{}': '{}' {}", reader.path().string(), w.name, wrong));
-  upload(stream, w.local, values.data());
 }
 
 }  // namespace
@@ -89,7 +63,6 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
                            const std::vector<Optimizer*>& optimizers, const LoadOptions& options) {
   ShardRuntime& runtime = runtime_of(root);
-  Stream& stream = runtime.device().compute();
   Agreement ranks(*runtime.mesh().world(), "load_checkpoint");
   if (options.compare_copies) {
     std::vector<FileCopy> copies;
@@ -98,30 +71,16 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
   }
   LoadReport report;
   std::vector<Wanted> all;
+  std::vector<FileParts> parts;
   ranks.run_collectively([&] {
-    if (options.optimizer && optimizers.empty())
-      throw InvalidArgument("load_checkpoint: an optimizer is needed to load optimizer state into");
-    std::vector<const Optimizer*> loaded;
-    if (options.optimizer) loaded.assign(optimizers.begin(), optimizers.end());
-    all = wanted(root, options.model, loaded);
-    const Comparison comparison(fmt::format("the checkpoint '{}'", reader.path().string()),
-                                reader.manifest().tensors, all, options, kNamedOfCheckpoint);
-    comparison.require_fit();
+    all = wanted(root, optimizers, options, "load_checkpoint");
+    require_fit(fmt::format("the checkpoint '{}'", reader.path().string()), reader.manifest().tensors, all,
+                options, report, kNamedOfCheckpoint);
     require_equal_copies(reader, all);
     check_momentum(reader, all);
-    comparison.report(report);
+    for (const Wanted& w : all) parts.push_back({{find(reader, w), whole_part(0, w.shape)}});
   });
-  WeightsChange change(runtime);
-  change.begin_update();
-  ranks.run_collectively([&] {
-    for (const Wanted& w : all) read(reader, w, stream);
-  });
-  stream.synchronize();
-  change.end();
-  if (options.model) runtime.weights_replaced();
-  report.training = reader.manifest().training;
-  report.counts = reader.counts();
-  report.notes = reader.manifest().notes;
+  fill_from_files(runtime, ranks, all, reader, parts, report);
   for (Optimizer* optimizer : optimizers)
     if (options.optimizer) optimizer->set_steps(recorded_optimizer_steps(report.training, root, *optimizer));
   return report;

@@ -17,16 +17,6 @@ namespace {
 constexpr const char* kManifestName = "manifest.binpb";
 constexpr const char* kItself = ".";
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = text.find('\n', at);
-    lines.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return lines;
-}
-
 // The folder that a path means: without a slash at the end, or the manifest's name.
 std::filesystem::path bare(const std::filesystem::path& given) {
   const auto path = given.has_filename() || !given.has_parent_path() ? given : given.parent_path();
@@ -87,12 +77,7 @@ Choice choose(Agreement& ranks, const std::filesystem::path& path, bool compare,
         if (compare || ranks.rank() == 0) own = candidates(path, files, reasons);
       },
       compare ? Agreement::Names::failing_rank : Agreement::Names::nothing);
-  const auto lines = [](const std::vector<std::string>& of) {
-    std::string text;
-    for (const std::string& line : of) text += line + '\n';
-    return text;
-  };
-  Choice choice{lines_of(ranks.broadcast(lines(own))), lines_of(ranks.broadcast(lines(reasons))), {}};
+  Choice choice{ranks.broadcast(own), ranks.broadcast(reasons), {}};
   ranks.run_collectively([&] {
     const std::string first = compare ? own_first(choice, own, path, files) : "";
     choice.own = {"the checkpoint to resume from", folder_of(path, first).string(), hash64(0, first)};

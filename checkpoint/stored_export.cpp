@@ -9,7 +9,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <sherd/base/printable.h>
 #include <sherd/checkpoint/detail/agreement.h>
@@ -79,11 +78,6 @@ std::vector<std::string> names_of(const StoredFolder& folder) {
   return names;
 }
 
-// On every rank what rank 0 has.
-std::vector<std::string> names_from_first(Agreement& ranks, const std::vector<std::string>& names) {
-  return nlohmann::json::parse(ranks.broadcast(nlohmann::json(names).dump())).get<std::vector<std::string>>();
-}
-
 Steps plan_like(const StoredForm& form, const std::vector<std::string>& names) {
   Steps steps;
   for (const std::string& name : names) {
@@ -127,7 +121,8 @@ void follow(const StoredFolder& folder, const StoredForm& form, const StoredForm
   const std::string source = fmt::format("the folder '{}' to be followed", printable(folder.path().string()));
   if (!unreadable.empty())
     throw InvalidArgument(fmt::format("{} does not fit the run: {}", source, fmt::join(unreadable, "; ")));
-  Comparison(source, offered, as_wanted(form, all), {}, kNamedOfExport).require_fit();
+  LoadReport unused;
+  require_fit(source, offered, as_wanted(form, all), {}, unused, kNamedOfExport);
 }
 
 WeightsPlan plan_of(const StoredFolder& folder) {
@@ -174,7 +169,7 @@ bool export_weights(ModuleBase& root, const std::filesystem::path& path, const S
     possible = candidates(all, forms);
     if (like) names = names_of(*like);
   });
-  names = names_from_first(ranks, names);
+  names = ranks.broadcast(names);
 
   Steps steps;
   std::optional<WeightsWriter> writer;

@@ -10,29 +10,22 @@
 namespace sherd {
 namespace {
 
-// Parameters and persistent buffers under all of their own names, wide buffers first, so that all in a file are aligned.
+// Parameters and persistent buffers under all of their own names, wide ones first, so that all in a file are aligned.
 std::vector<OutTensor> tensors_of(const std::vector<Wanted>& all, DType dtype) {
-  std::vector<OutTensor> buffers, tensors;
+  std::vector<OutTensor> tensors;
   for (size_t i = 0; i < all.size(); ++i) {
     const Wanted& w = all[i];
-    const StoredPart part{i, {Shape(w.shape.size(), 0), w.shape}, {Shape(w.shape.size(), 0), w.shape}};
-    const auto add = [&](const std::string& name) {
-      if (w.param.defined())
-        tensors.push_back({name, dtype, w.param.global_shape(), {part}});
-      else
-        buffers.push_back({name, w.local.dtype(), w.local.shape(), {part}});
-    };
-    add(w.name);
-    for (const std::string& name : w.tied) add(name);
+    const bool param = w.param.defined();
+    tensors.push_back({w.name,
+                       param ? dtype : w.local.dtype(),
+                       param ? w.param.global_shape() : w.local.shape(),
+                       {whole_part(i, w.shape)}});
+    OutTensor copy = tensors.back();
+    for (const std::string& name : w.tied) copy.name = name, tensors.push_back(copy);
   }
-  const auto wider = [](const OutTensor& a, const OutTensor& b) {
+  std::stable_sort(tensors.begin(), tensors.end(), [](const OutTensor& a, const OutTensor& b) {
     return size_of(a.dtype) > size_of(b.dtype);
-  };
-  std::stable_sort(buffers.begin(), buffers.end(), wider);
-  const auto narrow = std::find_if(buffers.begin(), buffers.end(),
-                                   [&](const OutTensor& b) { return size_of(b.dtype) <= size_of(dtype); });
-  tensors.insert(tensors.begin(), buffers.begin(), narrow);
-  tensors.insert(tensors.end(), narrow, buffers.end());
+  });
   return tensors;
 }
 

@@ -115,6 +115,20 @@ std::string Agreement::send_text(const std::string& text, int root) {
 
 std::string Agreement::broadcast(const std::string& text) { return send_text(text, 0); }
 
+std::vector<std::string> Agreement::broadcast(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& text : texts) all += fmt::format("{}:{}", text.size(), text);
+  all = broadcast(all);
+  std::vector<std::string> received;
+  for (size_t at = 0; at < all.size(); at += received.back().size()) {
+    const size_t colon = all.find(':', at);
+    const auto size = static_cast<size_t>(std::stoll(all.substr(at, colon - at)));
+    received.push_back(all.substr(colon + 1, size));
+    at = colon + 1;
+  }
+  return received;
+}
+
 std::vector<std::string> Agreement::exchange(const std::string& mine) {
   std::vector<std::string> all;
   for (int r = 0; r < size(); ++r) all.push_back(send_text(mine, r));

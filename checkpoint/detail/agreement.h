@@ -32,6 +32,8 @@ class Agreement {
   void run_collectively(const std::function<void()>& work, Names names = Names::nothing);
   /// Rank 0's text on every rank.
   std::string broadcast(const std::string& text);
+  /// Rank 0's texts on every rank, whatever bytes they have.
+  std::vector<std::string> broadcast(const std::vector<std::string>& texts);
   /// Every rank's text on every rank, in rank order. A broadcast for each rank: for failures.
   std::vector<std::string> exchange(const std::string& mine);
   /// counts[r] words of every rank, one after the other, on rank 0; nothing elsewhere. The sum of `counts` on

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -34,7 +35,28 @@ std::string without_part(std::string name, std::string_view part) {
   return name;
 }
 
-}  // namespace
+/// The lists of everything that does not fit.
+class Comparison {
+ public:
+  Comparison(std::string source, std::span<const CheckpointTensor> offered, const std::vector<Wanted>& all,
+             const LoadOptions& options, size_t most_names);
+
+  void require_fit() const;
+  void report(LoadReport& report) const;
+
+ private:
+  void compare(const Wanted& w, const CheckpointTensor& t);
+  std::string names(const std::vector<std::string>& list) const;
+  std::string explain_state() const;
+  std::string explain_wrapper() const;
+
+  std::string source_;
+  const LoadOptions& options_;
+  size_t most_names_;
+  std::vector<std::string> missing_, unexpected_, other_, missing_state_, unexpected_state_, other_state_;
+  std::set<std::string> needs_;  // parameters whose state is missing
+  size_t needed_ = 0;            // state tensors of the run
+};
 
 Comparison::Comparison(std::string source, std::span<const CheckpointTensor> offered,
                        const std::vector<Wanted>& all, const LoadOptions& options, size_t most_names)
@@ -183,6 +205,16 @@ std::string Comparison::explain_state() const {
          "; route parameters as the run that saved it did, or allow new state "
          "(LoadOptions::allow_new_state): "
          "what is missing starts from zero, the rest is left out";
+}
+
+}  // namespace
+
+void require_fit(const std::string& source, std::span<const CheckpointTensor> offered,
+                 const std::vector<Wanted>& all, const LoadOptions& options, LoadReport& report,
+                 size_t most_names) {
+  const Comparison comparison(source, offered, all, options, most_names);
+  comparison.require_fit();
+  comparison.report(report);
 }
 
 }  // namespace sherd

@@ -44,10 +44,9 @@ class Builder {
       if (!number_.contains(name)) problem(name, "is not a parameter of the model");
     for (size_t i = 0; i < wanted_.size(); ++i) {
       const Wanted& w = wanted_[i];
-      const Box all{Shape(w.shape.size(), 0), w.shape};
       const auto found = names.find(w.name);
       if (found == names.end()) {
-        add(form, w.name, w.shape, {i, all, all});
+        add(form, w.name, w.shape, whole_part(i, w.shape));
         continue;
       }
       std::vector<Box> covered;

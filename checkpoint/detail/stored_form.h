@@ -19,6 +19,12 @@ struct StoredPart {
   int64_t step = 1;  // StoredPiece::step
 };
 
+/// A tensor of this shape that is stored as it is.
+inline StoredPart whole_part(size_t wanted, const Shape& shape) {
+  const Box all{Shape(shape.size(), 0), shape};
+  return {wanted, all, all};
+}
+
 struct StoredTensor {
   Shape shape;
   std::vector<StoredPart> parts;

@@ -190,7 +190,7 @@ TEST(StateDicts, MissingAndUnexpectedNamesAreAllNamedOnEveryRankOrAllowed) {
   for (const char* gone : {"vector", "table", "inner0.gain", "inner1.gain", "scalar", "one", "wide.weight"})
     full.model.erase(gone);
   const std::vector<float> two = {1, 2};
-  full.model["extra"] = HostTensor::of<float>({2}, two);
+  for (const char* more : {"extra", "extra:\n1"}) full.model[more] = HostTensor::of<float>({2}, two);
   full.model["inner0.small.weight"].shape = {4};
   full.optimizer.erase("optim.state.wide.weight.momentum_buffer");
   std::mutex mutex;
@@ -224,7 +224,7 @@ TEST(StateDicts, MissingAndUnexpectedNamesAreAllNamedOnEveryRankOrAllowed) {
       const StateDict mine = kind == DictKind::on_all || r.world->rank() == 0 ? full : StateDict{};
       const LoadReport report = load_state_dict(rank.model, &*rank.optimizer, mine, kind, lax);
       EXPECT_THAT(report.missing, SizeIs(7));
-      EXPECT_THAT(report.unexpected, ElementsAre("extra"));
+      EXPECT_THAT(report.unexpected, ElementsAre("extra", "extra:\n1"));
       EXPECT_THAT(report.started_anew, ElementsAre("optim.state.wide.weight.momentum_buffer"));
       for (const float v : ops::to_floats(rank.stream, rank.model.table.data())) EXPECT_EQ(v, 42) << "stays";
       for (const char* name : {"vector", "wide.weight"})
