@@ -167,6 +167,31 @@ ModelDescription kimi_k2() {
   return m;
 }
 
+// (OpenAI, 2025, arXiv 2508.10925.) The larger of the two.
+ModelDescription gpt_oss_120b() {
+  ModelDescription m{.family = ModelFamily::gpt_oss,
+                     .vocab = 201088,
+                     .dim = 2880,
+                     .layers = 36,
+                     .heads = 64,
+                     .kv_heads = 8,
+                     .head_dim = 64,
+                     .hidden = 2880,
+                     .positions = 131072,
+                     .norm_eps = 1e-5f,
+                     .qkv_bias = true,
+                     .out_bias = true,
+                     .rope = {.theta = 150000,
+                              .scaling = {.type = RopeType::yarn,
+                                          .factor = 32,
+                                          .original_max_position_embeddings = 4096,
+                                          .truncate = false}},
+                     .window = 128,
+                     .mixture = {.experts = 128, .top_k = 4, .hidden = 2880}};
+  for (int64_t i = 0; i < m.layers; ++i) m.windowed.push_back(i % 2 == 0);
+  return m;
+}
+
 std::vector<Preset> presets() {
   return {{"gpt2-124m", gpt2(768, 12, 12)},
           {"gpt2-350m", gpt2(1024, 24, 16)},
@@ -185,7 +210,8 @@ std::vector<Preset> presets() {
           {"qwen3-30b-a3b", qwen3_30b_a3b()},
           {"mixtral-8x7b", mixtral_8x7b()},
           {"deepseek-v3", deepseek_v3()},
-          {"kimi-k2", kimi_k2()}};
+          {"kimi-k2", kimi_k2()},
+          {"gpt-oss-120b", gpt_oss_120b()}};
 }
 
 }  // namespace

@@ -88,7 +88,8 @@ TEST(Presets, AreModelsOfThePublishedSizes) {
       {"llama3-8b", 8030261248},     {"llama3-70b", 70553706496},   {"llama3-405b", 405853388800},
       {"mistral-7b", 7248023552},    {"qwen2-0.5b", 494032768},     {"qwen3-0.6b", 596049920},
       {"qwen3-1.7b", 1720574976},    {"qwen3-8b", 8190735360},      {"qwen3-30b-a3b", 30532122624},
-      {"mixtral-8x7b", 46702792704}, {"deepseek-v3", 671026404352}, {"kimi-k2", 1026408209408}};
+      {"mixtral-8x7b", 46702792704}, {"deepseek-v3", 671026404352}, {"kimi-k2", 1026408209408},
+      {"gpt-oss-120b", 116829156672}};
   EXPECT_EQ(nn::preset_names().size(), sizes.size());
   for (const std::string& name : nn::preset_names()) {
     int64_t parameters = 0;

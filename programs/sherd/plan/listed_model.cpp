@@ -12,8 +12,6 @@
 #include <sherd/nn/nn.h>
 #include <sherd/optim/role.h>
 
-#include "counted_operation.h"
-
 namespace sherd::tools {
 namespace {
 
@@ -55,6 +53,20 @@ ListedUse use_of(const ParamEntry& p, Role role, int64_t top_k) {
           .products = looked_up && !p.tied ? 0 : elements,
           .active = elements,
           .last = role == Role::head};
+}
+
+std::vector<ListedUse> uses_of(const ListedModel& model) {
+  const std::vector<Role> roles = roles_of(model.params);
+  std::vector<ListedUse> uses;
+  for (size_t i = 0; i < roles.size(); ++i) uses.push_back(use_of(model.params[i], roles[i], model.top_k));
+  return uses;
+}
+
+/// Queues an operation that is counted and has no kernel. @throws NotSupported on a device that is not dry.
+void count_operation(Stream& s, Operation what, const Work& work) {
+  if (!s.device().dry()) throw NotSupported("a model of a list has no kernels; use sherd plan");
+  s.expect(work);
+  s.submit(what, [](ExecutionContext&) {});
 }
 
 Tensor activation_of(const Tensor& beside, Shape shape, DType dtype) {
@@ -110,12 +122,10 @@ class ListedUnit : public nn::Module<ListedUnit> {
 class ListedCausalModel final : public nn::CausalModel {
  public:
   explicit ListedCausalModel(const ListedModel& model) {
-    const std::vector<Role> roles = roles_of(model.params);
+    const std::vector<ListedUse> uses = uses_of(model);
     std::map<std::string, ListedUnit*> by_name;
-    for (size_t i = 0; i < model.params.size(); ++i) {
-      const ParamEntry& e = model.params[i];
-      unit_of(e.unit, by_name).add(e, use_of(e, roles[i], model.top_k));
-    }
+    for (size_t i = 0; i < uses.size(); ++i)
+      unit_of(model.params[i].unit, by_name).add(model.params[i], uses[i]);
     child("first", first_);
     for (size_t i = 0; i < units_.size(); ++i) child(fmt::format("unit{}", i), *units_[i]);
     child("last", last_);
@@ -180,20 +190,15 @@ std::vector<ParamEntry> read_listed(const fs::path& path) {
 }
 
 TokenWork token_work(const ListedModel& model) {
-  const std::vector<Role> roles = roles_of(model.params);
   TokenWork work;
-  for (size_t i = 0; i < roles.size(); ++i)
-    work.weights += use_of(model.params[i], roles[i], model.top_k).products;
+  for (const ListedUse& u : uses_of(model)) work.weights += u.products;
   return work;
 }
 
-ParameterCount count_parameters(const ListedModel& model) {
-  const std::vector<Role> roles = roles_of(model.params);
-  ParameterCount count;
-  for (size_t i = 0; i < roles.size(); ++i) {
-    count.all += numel_of(model.params[i].shape);
-    count.active += use_of(model.params[i], roles[i], model.top_k).active;
-  }
+train_gpt::ParameterCount count_parameters(const ListedModel& model) {
+  train_gpt::ParameterCount count;
+  for (const ParamEntry& p : model.params) count.all += numel_of(p.shape);
+  for (const ListedUse& u : uses_of(model)) count.active += u.active;
   return count;
 }
 

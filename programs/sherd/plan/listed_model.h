@@ -10,7 +10,7 @@
 #include <sherd/train/report/flops.h>
 
 #include "layout/param_file.h"
-#include "planned_model.h"
+#include "train_gpt/model/trained_work.h"
 
 namespace sherd::tools {
 
@@ -28,7 +28,7 @@ struct ListedModel {
 std::vector<ParamEntry> read_listed(const std::filesystem::path& path);
 
 TokenWork token_work(const ListedModel& model);
-ParameterCount count_parameters(const ListedModel& model);
+train_gpt::ParameterCount count_parameters(const ListedModel& model);
 
 /// Routing rules, as --route has them, that give each matrix the optimizer of the list. @param matrices the run's --optimizer
 std::string listed_routes(const ListedModel& model, const std::string& matrices);

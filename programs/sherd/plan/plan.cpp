@@ -8,6 +8,7 @@
 #include <sherd/train/report/timeline.h>
 
 #include "context_exchange.h"
+#include "train_gpt/model/trained_work.h"
 #include "train_gpt/settings/optimizer_config.h"
 
 namespace sherd::tools {
@@ -26,14 +27,27 @@ train_gpt::ForecastOptions options_of(const PlanRequest& r) {
   options.device.threads = std::max(1, static_cast<int>(r.config.threads));
   // Scratch memory of the kernels of GPUs is not known here.
   options.device.kernels = gpu || r.config.kernels == "reference" ? KernelSet::reference : KernelSet::cpu;
-  if (r.shape)
-    options.build = [shape = middle_stage(*r.shape, r.pipeline)](
-                        const train_gpt::TrainConfig&, const nn::TensorParallel&,
-                        const nn::ExpertParallel& ep) { return planned_model(shape, ep); };
   if (r.listed)
     options.build = [listed = r.listed](const train_gpt::TrainConfig&, const nn::TensorParallel&,
                                         const nn::ExpertParallel&) { return listed_model(*listed); };
   return options;
+}
+
+/// The run of a stage between the first and the last of a pipeline: blocks alone, those with experts where there are some.
+/// Embedding and head have one token on each tensor-parallel rank.
+train_gpt::TrainConfig stage_of(const PlanRequest& r) {
+  train_gpt::TrainConfig c = r.config;
+  if (r.pipeline == 1) return c;
+  const auto files = std::make_shared<train_gpt::ModelFiles>();
+  files->source = train_gpt::model_source(c);
+  nn::ModelDescription& d = files->source.config.description;
+  c.layers = d.layers = (d.layers + r.pipeline - 1) / r.pipeline;
+  if (!d.windowed.empty()) d.windowed.resize(static_cast<size_t>(d.layers));
+  d.mixture.dense_layers = 0;
+  d.vocab = c.tp;
+  c.mtp_weight = 0;
+  c.files = files;
+  return c;
 }
 
 int64_t rows_of(const train_gpt::TrainConfig& c) { return c.batch / (c.data_ranks() * c.grad_accum) * c.seq; }
@@ -45,15 +59,22 @@ ContextPlan context_of(const PlanRequest& r) {
           .ranks_per_host = r.hardware.ranks_per_host};
 }
 
-/// Takes the figures of the byte model from a forecast instead of the request.
+/// Takes the figures of the whole model: a forecast has those of a stage.
 void take_model(Plan& plan, const PlanRequest& r, const Forecast& first) {
-  TokenWork work = r.shape ? token_work(*r.shape) : first.work;
-  if (r.listed) work = token_work(*r.listed);
-  plan.flops_per_token = training_flops(work, r.tokens_of_sequence());
-  if (!r.shape && !r.listed) return;
-  const ParameterCount count = r.shape ? count_parameters(*r.shape) : count_parameters(*r.listed);
+  train_gpt::ParameterCount count = first.parameters;
+  TokenWork work = first.work;
+  if (r.listed) {
+    count = count_parameters(*r.listed);
+    work = token_work(*r.listed);
+  } else if (r.pipeline > 1) {
+    const auto model = train_gpt::build_model(r.config, {}, {});
+    train_gpt::freeze_parameters(*model, r.config.freeze);
+    count = train_gpt::count_parameters(r.config, *model);
+    work = train_gpt::trained_work(r.config, *model);
+  }
   plan.parameters = count.all;
   plan.active_parameters = count.active;
+  plan.flops_per_token = training_flops(work, r.tokens_of_sequence());
 }
 
 /// Further ranks, once the first one's plan is known.
@@ -73,10 +94,10 @@ std::set<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks w
 }
 
 /// Bytes that a stage keeps of a microbatch between its forward and its backward: with recomputation the blocks' inputs.
-int64_t kept_activations(const PlanRequest& r, const RankForecast& rank) {
-  if (r.config.recompute != "blocks") return rank.by_class.at("activation");
-  return middle_stage(*r.shape, r.pipeline).layers * rows_of(r.config) * r.shape->dim *
-         size_of(train_gpt::dtype_named(r.config.precision));
+int64_t kept_activations(const train_gpt::TrainConfig& stage, const RankForecast& rank) {
+  if (stage.recompute != "blocks") return rank.by_class.at("activation");
+  const int64_t rows = rows_of(stage) / (stage.sequence_parallel ? stage.tp : 1);
+  return stage.layers * rows * stage.dim * size_of(train_gpt::dtype_named(stage.precision));
 }
 
 /// A pipeline's stages work on microbatches one behind the other (1F1B; Narayanan et al., 2021): the first ones
@@ -88,7 +109,7 @@ void add_pipeline(const PlanRequest& r, RankForecast& rank, StepTime& time) {
   time.exposed_communication += wait;
   time.total += wait;
   const int64_t others = std::min<int64_t>(r.pipeline, r.config.grad_accum) - 1;
-  const int64_t kept = others * kept_activations(r, rank);
+  const int64_t kept = others * kept_activations(stage_of(r), rank);
   rank.peak_bytes += kept;
   rank.by_class["activation"] += kept;
 }
@@ -97,6 +118,7 @@ void add_pipeline(const PlanRequest& r, RankForecast& rank, StepTime& time) {
 
 Plan make_plan(const PlanRequest& r, PlannedRanks which) {
   const train_gpt::ForecastOptions options = options_of(r);
+  const train_gpt::TrainConfig stage = stage_of(r);
   Plan plan;
   const auto take = [&](Forecast f) {
     add_context(f.rank, context_of(r));
@@ -106,13 +128,11 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
     f.rank.record = {};
     plan.ranks.push_back(std::move(f.rank));
   };
-  Forecast first = train_gpt::forecast(r.config, 0, options);
-  plan.parameters = first.parameters;
-  plan.active_parameters = first.active_parameters;
+  Forecast first = train_gpt::forecast(stage, 0, options);
   take_model(plan, r, first);
   const std::set<int> further = further_ranks(first, r.config.ranks, which);
   take(std::move(first));
-  for (const int rank : further) take(train_gpt::forecast(r.config, rank, options));
+  for (const int rank : further) take(train_gpt::forecast(stage, rank, options));
   std::ranges::stable_sort(plan.ranks, std::greater<>(), &RankForecast::peak_bytes);
 
   const auto tokens = static_cast<double>(r.config.batch * r.config.seq);
@@ -128,7 +148,7 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
 }
 
 std::string predicted_trace(const PlanRequest& r) {
-  Forecast f = train_gpt::forecast(r.config, 0, options_of(r));
+  Forecast f = train_gpt::forecast(stage_of(r), 0, options_of(r));
   add_context(f.rank, context_of(r));
   Timeline timeline{.title = "predicted step", .marks = {{"step", 0}}};
   (void)play(f.rank.record, r.hardware, &timeline.records);

@@ -11,18 +11,16 @@
 #include <sherd/train/plan/step_time.h>
 
 #include "listed_model.h"
-#include "planned_model.h"
 #include "train_gpt/run/forecast.h"
 #include "train_gpt/settings/train_config.h"
 
 namespace sherd::tools {
 
 struct PlanRequest {
-  /// Configuration of the run. With a pipeline: ranks are a stage's. With context parallelism: each rank's
-  /// part of a sequence is a sequence.
+  /// Configuration of the run. With a pipeline: ranks are a stage's, the model is that of all stages. With context
+  /// parallelism: each rank's part of a sequence is a sequence.
   train_gpt::TrainConfig config;
   HardwareProfile hardware;
-  std::optional<PlannedShape> shape = {};          // of a model that is planned only, all stages
   std::shared_ptr<const ListedModel> listed = {};  // of which a list of parameters is known alone
   int pipeline = 1;
   int context = 1;       // ranks that share a sequence

@@ -35,8 +35,8 @@ constexpr const char* kPlanHelp =
 
 constexpr const char* kPlanExamples =
     R"(Unless they are given: one sequence per rank and microbatch, sequences of presets of up to 4096 tokens, and bf16 on GPUs.
-The preset gpt-oss-120b is planned only: train_gpt does not have it. Nothing is allocated, and no other rank is needed:
-the training step of a rank runs on a device that counts and computes nothing.
+Nothing is allocated, and no other rank is needed: the training step of a rank runs on a device that counts and computes
+nothing.
 
   sherd plan --preset llama3-8b --world 8 --hardware h100 --seq 8192 --recompute blocks
   sherd plan --preset kimi-k2 --world 256 --hardware b200 --expert-parallel 32 --compare

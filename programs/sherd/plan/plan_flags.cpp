@@ -133,47 +133,41 @@ void set_batch(RunFlags& run, int64_t data_ranks, int64_t context) {
 int64_t kv_width(const train_gpt::TrainConfig& c) {
   if (c.model.empty()) return 2 * c.dim / c.tp;
   const nn::ModelDescription d = train_gpt::model_source(c).config.description;
-  return 2 * d.kv_heads * d.head_dim / c.tp;
+  const int64_t value = d.latent.kv_rank > 0 ? d.latent.value : d.head_dim;
+  return d.kv_heads * (d.head_dim + value) / c.tp;
 }
 
-/// Stage of a model that is planned only: its ranks, and what the byte model of train_gpt cannot say.
-void take_planned(PlanRequest& r, const std::string& name, RunFlags& run, const PlanFlags& flags) {
-  const int64_t pipeline = flags.pipeline;
-  const PlannedShape& p = r.shape.emplace(planned_shape(name));
-  r.pipeline = static_cast<int>(pipeline);
-  r.notes.push_back(
-      r.shape->kv_lora > 0
-          ? fmt::format("{} is planned by a model of its own, whose attention pads no values", name)
-          : fmt::format("{} is planned only: its attention has no kernel here", name));
-  const int64_t ep = number_above_zero(run.take("--expert-parallel"), "--expert-parallel");
+/// Sets the ranks of one stage, and returns what the plan of stages assumes.
+std::string take_stage(PlanRequest& r, const std::optional<std::string>& model, RunFlags& run,
+                       int64_t stages) {
+  if (!model)
+    throw InvalidArgument(
+        "--pipeline: stages are planned of a --model (--preset) alone; give one, or leave it out");
   const int64_t world = run.number("--ranks", 1);
-  if (world % pipeline != 0)
-    throw InvalidArgument(fmt::format("--pipeline {}: must divide --world {}", pipeline, world));
-  const int64_t ranks = world / pipeline;
-  if (ranks % ep != 0 || r.shape->experts % ep != 0)
-    throw InvalidArgument(fmt::format("--expert-parallel {}: must divide {} ranks{} and {} experts", ep,
-                                      ranks, pipeline > 1 ? " of a stage" : "", r.shape->experts));
-  if (run.number("--tp", 1) > 1)
-    throw InvalidArgument(fmt::format("--tp: {} is not planned with tensor parallelism; leave it out", name));
+  if (world % stages != 0)
+    throw InvalidArgument(fmt::format("--pipeline {}: must divide --world {}", stages, world));
   run.take("--ranks");
-  run.set("--ranks", std::to_string(ranks));
-  run.set_unless_given("--seq", sequence_of(name));
-  set_batch(run, ranks, flags.context);
-  split_sequences(r, run, flags.context);
-  r.kv_width = p.kv_lora > 0 ? p.heads * (p.nope + p.rope + p.value) : 2 * p.kv_heads * p.head_dim;
-  r.config = run.parse();
-  r.config.experts = r.shape->experts;
-  r.config.expert_top_k = r.shape->top_k;
-  r.config.expert_parallel = ep;
-  if (pipeline > 1)
-    r.notes.push_back(
-        fmt::format("pipelines are planned only: a middle stage of {}, 1F1B, transfers between "
-                    "stages not counted",
-                    pipeline));
+  run.set("--ranks", std::to_string(world / stages));
+  r.pipeline = static_cast<int>(stages);
+  return fmt::format(
+      "pipelines are planned only: a middle stage of {}, with an embedding and a head of one token; 1F1B; "
+      "transfers between stages not counted",
+      stages);
+}
+
+/// @throws InvalidArgument for a model whose middle stage is not blocks alone.
+void check_stage(const PlanRequest& r) {
+  if (r.config.layers < r.pipeline)
+    throw InvalidArgument(fmt::format("--pipeline {}: the model has {} blocks; use at most as many stages",
+                                      r.pipeline, r.config.layers));
+  if (train_gpt::model_source(r.config).config.description.family == nn::ModelFamily::gpt2)
+    throw InvalidArgument(fmt::format(
+        "--pipeline {}: a stage of family gpt2 would have the learned positions; leave it out", r.pipeline));
 }
 
 void take_model(PlanRequest& r, const std::optional<std::string>& model, RunFlags& run,
                 const PlanFlags& flags) {
+  if (flags.pipeline > 1) r.notes.push_back(take_stage(r, model, run, flags.pipeline));
   if (model) {
     run.set_unless_given("--seq", sequence_of(*model));
     run.set("--model", folder_of(*model));
@@ -182,8 +176,14 @@ void take_model(PlanRequest& r, const std::optional<std::string>& model, RunFlag
   }
   set_batch(run, run.number("--ranks", 1) / run.number("--tp", 1), flags.context);
   split_sequences(r, run, flags.context);
-  r.config = run.parse();
+  try {
+    r.config = run.parse();
+  } catch (const InvalidArgument& e) {
+    if (r.pipeline == 1) throw;
+    throw InvalidArgument(fmt::format("{} (--ranks: of one of {} stages)", e.what(), r.pipeline));
+  }
   r.kv_width = kv_width(r.config);
+  if (r.pipeline > 1) check_stage(r);
   if (!model || flags.context == 1) return;
   const int64_t positions = train_gpt::model_source(r.config).config.description.positions;
   if (r.tokens_of_sequence() > positions)
@@ -197,6 +197,8 @@ void take_listed(PlanRequest& r, RunFlags& run, const PlanFlags& flags) {
   if (run.has("--model")) throw InvalidArgument("--params and --model (--preset): give one of them");
   if (flags.context > 1)
     throw InvalidArgument("--context: a list of parameters does not describe attention; leave it out");
+  if (flags.pipeline > 1)
+    throw InvalidArgument("--pipeline: a list of parameters does not describe stages; leave it out");
   for (const char* const flag : {"--tp", "--experts", "--expert-parallel"})
     if (run.has(flag))
       throw InvalidArgument(fmt::format("{}: a model of --params is planned without; leave it out", flag));
@@ -233,14 +235,8 @@ PlanRequest parse_plan(const PlanFlags& flags) {
   if (gpu) run.set_unless_given("--precision", "bf16");
   const bool listed = !flags.params.empty();
   const std::optional<std::string> model = listed ? std::nullopt : run.take("--model");
-  const bool planned = model && is_planned(*model);
-  if (flags.pipeline > 1 && !planned)
-    throw InvalidArgument(
-        "--pipeline: is planned for deepseek-v3, kimi-k2 and gpt-oss-120b alone; leave it out");
   if (listed)
     take_listed(r, run, flags);
-  else if (planned)
-    take_planned(r, *model, run, flags);
   else
     take_model(r, model, run, flags);
   if (gpu) r.config.device = "cuda";

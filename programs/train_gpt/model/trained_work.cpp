@@ -40,7 +40,7 @@ bool is_matrix(std::string_view name, const sherd::Parameter& p, bool tied) {
 // The head, which is tied to a table or not, of a parameter that is_matrix().
 bool is_head(std::string_view name) { return name.ends_with("head.weight") || is_table(name); }
 
-// Elements that multiply one token.
+// Elements that a token meets.
 int64_t active_elements(const sherd::Parameter& p, const TrainConfig& c) {
   const int64_t all = sherd::numel_of(p.global_shape());
   const bool of_experts = c.experts > 0 && p.tensor_shard() && p.tensor_shard()->mesh_dim == "expert";
@@ -48,6 +48,17 @@ int64_t active_elements(const sherd::Parameter& p, const TrainConfig& c) {
 }
 
 }  // namespace
+
+ParameterCount count_parameters(const TrainConfig& c, const nn::CausalModel& model) {
+  ParameterCount count;
+  for (const auto& [name, p] : model.named_parameters()) {
+    const int64_t elements = sherd::numel_of(p.global_shape());
+    count.all += elements;
+    count.active += active_elements(p, c);
+    if (p.trainable()) count.trained += elements;
+  }
+  return count;
+}
 
 sherd::TokenWork trained_work(const TrainConfig& c, nn::CausalModel& model) {
   sherd::TokenWork work = token_work(c);

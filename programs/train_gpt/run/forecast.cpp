@@ -74,7 +74,6 @@ Forecast forecast(const TrainConfig& run, int rank, const ForecastOptions& optio
              .comm = step.result.comm,
              .run_peak_bytes = std::max(before, dry.context().device->allocator().peak_bytes()),
              .parameters = trainer.parameters(),
-             .active_parameters = trainer.active_parameters(),
              .work = trainer.work()};
   if (const auto plans = trainer.muon_plans(); !plans.empty())
     for (const sherd::PlanRank& r : plans.front().ranks) f.newton_schulz_cost.push_back(r.cost);

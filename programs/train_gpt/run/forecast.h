@@ -10,16 +10,17 @@
 #include <sherd/train/plan/dry_rank.h>
 
 #include "train_gpt/model/model_source.h"
+#include "train_gpt/model/trained_work.h"
 #include "train_gpt/settings/train_config.h"
 
 namespace train_gpt {
 
 struct Forecast {
   sherd::RankForecast rank;
-  sherd::CommCounts comm;      // as StepResult::comm of a step without an evaluation before it
-  int64_t run_peak_bytes = 0;  // as Allocator::peak_bytes() of the whole run
-  int64_t parameters = 0, active_parameters = 0;  // of the whole model
-  sherd::TokenWork work = {};                     // Trainer::work()
+  sherd::CommCounts comm;          // as StepResult::comm of a step without an evaluation before it
+  int64_t run_peak_bytes = 0;      // as Allocator::peak_bytes() of the whole run
+  ParameterCount parameters = {};  // of the whole model
+  sherd::TokenWork work = {};      // Trainer::work()
   /// Cost of Newton-Schulz by rank of Muon's first team; empty without Muon.
   std::vector<double> newton_schulz_cost = {};
 };

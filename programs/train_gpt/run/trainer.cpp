@@ -179,27 +179,7 @@ TokenWork Trainer::work() const { return trained_work(config_, model_); }
 
 double Trainer::flops_per_token() const { return training_flops(work(), config_.seq); }
 
-int64_t Trainer::trained_parameters() const {
-  int64_t count = 0;
-  for (const auto& [name, p] : model_.named_parameters())
-    if (p.trainable()) count += numel_of(p.global_shape());
-  return count;
-}
-
-int64_t Trainer::parameters() const {
-  int64_t count = 0;
-  for (const auto& [name, p] : model_.named_parameters()) count += numel_of(p.global_shape());
-  return count;
-}
-
-int64_t Trainer::active_parameters() const {
-  int64_t count = parameters();
-  if (config_.experts == 0) return count;
-  for (const auto& [name, p] : model_.named_parameters())
-    if (p.tensor_shard() && p.tensor_shard()->mesh_dim == "expert")
-      count -= numel_of(p.global_shape()) / config_.experts * (config_.experts - config_.expert_top_k);
-  return count;
-}
+ParameterCount Trainer::parameters() const { return count_parameters(config_, model_); }
 
 std::string Trainer::explain_plan() const {
   if (!optimizer_) return "";
@@ -221,7 +201,7 @@ std::string Trainer::describe() const {
   out += fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
                      config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
                      runtime.units().size(), config_.precision);
-  if (const int64_t all = parameters(), trained = trained_parameters(); trained < all)
+  if (const auto [all, active, trained] = parameters(); trained < all)
     out += fmt::format("{} of {} parameters are trained ({:.3g} %)\n", trained, all,
                        100 * static_cast<double>(trained) / static_cast<double>(all));
   if (expert_mesh_)
@@ -365,8 +345,9 @@ bool Trainer::export_adapters() {
 bool Trainer::export_folder() { return train_gpt::export_folder(model_, config_, rank_.world->rank() == 0); }
 
 RankMemory Trainer::replicated_memory() {
+  const ParameterCount count = parameters();
   return sherd::replicated_memory(routing_, dtype_named(config_.precision),
-                                  optimizer_ ? &*optimizer_ : nullptr, parameters() - trained_parameters());
+                                  optimizer_ ? &*optimizer_ : nullptr, count.all - count.trained);
 }
 
 double Trainer::data_sum(double value) {

@@ -25,6 +25,7 @@
 
 #include "train_gpt/model/model.h"
 #include "train_gpt/model/model_source.h"
+#include "train_gpt/model/trained_work.h"
 #include "train_gpt/settings/train_config.h"
 
 namespace train_gpt {
@@ -71,10 +72,7 @@ class Trainer {
   /// Returns the products of one token in training, for counting operations by formula.
   sherd::TokenWork work() const;
   double flops_per_token() const;
-  /// Elements of all parameters, tied ones once; of trained ones; of those that a token meets: of experts top_k.
-  int64_t parameters() const;
-  int64_t trained_parameters() const;
-  int64_t active_parameters() const;
+  ParameterCount parameters() const;
   /// Muon's plans, by team; none without an optimizer.
   std::vector<sherd::MatrixPlan> muon_plans() const;
   /// Steps issued, those before a resume included.

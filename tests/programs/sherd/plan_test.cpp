@@ -28,14 +28,58 @@ class PlanProgram : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST(PlannedPresets, HaveThePublishedNumberOfParameters) {
-  const std::tuple<const char*, double, double> published[] = {
-      {"deepseek-v3", 671e9, 37e9}, {"kimi-k2", 1.026e12, 32.9e9}, {"gpt-oss-120b", 116.83e9, 5.13e9}};
-  for (const auto& [name, all, active] : published) {
-    const ParameterCount count = count_parameters(planned_shape(name));
-    EXPECT_NEAR(static_cast<double>(count.all) / all, 1, .002) << name;
-    EXPECT_NEAR(static_cast<double>(count.active) / active, 1, .15) << name;  // with or without embeddings
+// Presets that no machine of ours holds: the plan is of the step that train_gpt would run.
+TEST(PlannedPresets, EqualTheStepOfTrainGptOnADryDevice) {
+  using Words = std::vector<std::string>;
+  const std::tuple<const char*, double, Words> runs[] = {
+      // with the published number of active parameters
+      {"deepseek-v3", 37e9, {"--ranks", "64", "--expert-parallel", "64", "--batch", "64"}},
+      {"kimi-k2", 32.9e9, {"--ranks", "64", "--expert-parallel", "32", "--batch", "64"}},
+      {"kimi-k2",
+       32.9e9,
+       {"--ranks", "32", "--tp", "2", "--sequence-parallel", "true", "--expert-parallel", "16", "--batch",
+        "32", "--grad-accum", "2", "--strategy", "zero1"}},
+      {"gpt-oss-120b", 5.13e9, {"--ranks", "16", "--tp", "2", "--expert-parallel", "16", "--batch", "8"}}};
+  for (const auto& [preset, active, arrangement] : runs) {
+    SCOPED_TRACE(preset);
+    const auto with = [&arrangement = arrangement](Words words) {
+      words.insert(words.end(), arrangement.begin(), arrangement.end());
+      words.insert(words.end(), {"--seq", "512", "--recompute", "blocks", "--optimizer", "muon"});
+      return words;
+    };
+    const PlanRequest request = parse_plan({.hardware = "b200", .run = with({"--preset", preset})});
+    const Plan planned = make_plan(request, PlannedRanks::few);
+    const Words run = with({"train_gpt", "--model", preset, "--from-scratch", "--tokens", "zeros",
+                            "--precision", "bf16", "--device", "cuda"});
+    std::vector<const char*> argv;
+    for (const std::string& word : run) argv.push_back(word.c_str());
+    const train_gpt::TrainConfig config =
+        train_gpt::parse_config(static_cast<int>(argv.size()), argv.data()).config;
+    EXPECT_EQ(planned.ranks.empty(), false);
+    for (const RankForecast& rank : planned.ranks) {
+      const train_gpt::Forecast step = train_gpt::forecast(
+          config, rank.rank,
+          {.device = {.kernels = KernelSet::reference, .total_memory = request.hardware.memory_bytes}});
+      EXPECT_EQ(planned.parameters, step.parameters.all);
+      EXPECT_EQ(planned.active_parameters, step.parameters.active);
+      EXPECT_NEAR(static_cast<double>(step.parameters.active) / active, 1, .15)
+          << "with or without embeddings";
+      EXPECT_EQ(rank.peak_bytes, step.rank.peak_bytes);
+      EXPECT_EQ(rank.by_class, step.rank.by_class);
+      EXPECT_EQ(rank.collectives, step.rank.collectives);
+    }
   }
+}
+
+// A stage has a fourth of the blocks, the last norm, and an embedding and a head of one token.
+TEST_F(PlanProgram, PlansAMiddleStageOfAPipeline) {
+  const std::string run = "--preset llama3-8b --hardware cpu --seq 128 --strategy zero0 --grad-accum 4";
+  const json whole = plan_of(run + " --world 1"), stage = plan_of(run + " --world 4 --pipeline 4");
+  for (const char* key : {"parameters", "active_parameters", "flops_per_token"})
+    EXPECT_EQ(stage.at(key), whole.at(key)) << key;
+  const int64_t dim = 4096, vocab = 128256,
+                blocks = whole.at("parameters").get<int64_t>() - dim - 2 * vocab * dim;
+  EXPECT_EQ(stage.at("ranks")[0].at("by_class").at("parameter"), 4 * (blocks / 4 + dim + 2 * dim));
 }
 
 // Tokens/s and TFLOP/s per GPU as published together: Megatron Bridge's and NeMo's tables of 2025 and 2026.
@@ -47,8 +91,7 @@ TEST(PlannedFlops, AgreeWithPublishedPairs) {
   for (const auto& [name, seq, tokens, tflops] : pairs) {
     const std::string sequence = std::to_string(seq);
     const PlanRequest r = parse_plan({.run = {"--preset", name, "--seq", sequence}});
-    const double flops = r.shape ? training_flops(token_work(*r.shape), seq)
-                                 : training_flops(train_gpt::token_work(r.config), seq);
+    const double flops = training_flops(train_gpt::token_work(r.config), seq);
     EXPECT_NEAR(flops * tokens / (tflops * 1e12), 1, .005) << name << " " << tokens;
   }
 }
@@ -238,14 +281,19 @@ TEST_F(PlanProgram, RefusesWhatCannotBePlannedInOneLineWithTheRemedy) {
       {"--preset kimi-k2 --world 256 --expert-parallel 3", "--expert-parallel 3: must divide"},
       {"--preset llama9", "no published shape"},
       {"--hardware h500", "hardware 'h500' is unknown"},
-      {"--preset gpt2-124m --pipeline 2", "leave it out"},
+      {"--preset kimi-k2 --world 256 --pipeline 16 --expert-parallel 32",
+       "--expert-parallel 32: must divide --ranks 16 (--ranks: of one of 16 stages)"},
+      {"--preset kimi-k2 --world 256 --pipeline 64", "--pipeline 64: the model has 61 blocks"},
+      {"--preset gpt2-124m --world 2 --pipeline 2", "learned positions; leave it out"},
+      {"--world 2 --pipeline 2", "stages are planned of a --model"},
       {"--world 4 --sweep 8..16", "write world=FIRST..LAST"},
       {"--world 4 --no-such-flag 1", "no-such-flag"},
       {"--svg picture.svg", "--sweep"},
       {"--preset llama3-8b --world 8 --seq 8192 --context 3", "--context 3: must divide 8 ranks"},
       {"--preset llama3-8b --world 8 --seq 16384 --context 2", "--seq 16384: the model has 8192 positions"},
       {"--params a.json --preset llama3-8b", "--params and --model (--preset): give one of them"},
-      {"--params a.json --context 2", "leave it out"}};
+      {"--params a.json --context 2", "leave it out"},
+      {"--params a.json --pipeline 2", "leave it out"}};
   for (const auto& [flags, message] : wrong) {
     const Finished f = plan(flags);
     EXPECT_EQ(f.exit_code, 2) << flags;

@@ -41,7 +41,8 @@ TEST(TrainedWork, OfAllParametersIsTheFormulas) {
 
 // Parameters and description agree on what multiplies a token.
 TEST(TrainedWork, FrozenMatricesAreAllWeightsOfTheFormula) {
-  for (const char* name : {"llama3-8b", "qwen3-30b-a3b", "deepseek-v3", "kimi-k2", "gpt2-124m"}) {
+  for (const char* name :
+       {"llama3-8b", "qwen3-30b-a3b", "deepseek-v3", "kimi-k2", "gpt-oss-120b", "gpt2-124m"}) {
     const WorkOfTokens frozen = work_of(preset(name), R"(proj|mlp|attn|head|embed|\.c_|wte|wpe)");
     EXPECT_EQ(frozen.counted.frozen, frozen.formula.weights) << name;
     EXPECT_EQ(frozen.counted.ahead, 0) << name << ": norms of the first block are trained";
