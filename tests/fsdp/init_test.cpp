@@ -76,7 +76,7 @@ Values values_of(const Spread& spread, const FullyShardOptions& options) {
     EveryKind model(r, spread);
     model.wrap(options);
     for (auto& [name, p] : model.named_parameters())
-      got.add(p, name, whole(p, p.shard(), r.device->compute()));
+      got.add(p, name, test::whole(p, p.shard(), r.device->compute()));
   });
   return got.values();
 }

@@ -103,7 +103,7 @@ TEST(Robustness, AFailedWrapLeavesTheModelAsItWas) {
 TEST(Robustness, DifferentOptionsOnDifferentRanksAreRefused) {
   auto wrap = [](const std::function<void(FullyShardOptions&)>& change) {
     launch(2, [&](RankContext& r) {
-      const FullyShardOptions o{.strategy = Strategy::no_shard};
+      FullyShardOptions o{.strategy = Strategy::no_shard};
       if (r.world->rank() == 1) change(o);
       ToyModel model(8, 8, 1);
       fully_shard(model, mesh_of(r), o);

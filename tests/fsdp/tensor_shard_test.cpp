@@ -147,7 +147,7 @@ TEST(TensorShardInit, TheSameSeedGivesTheSameGlobalWeights) {
         Pieces model(r, spread);
         model.wrap({.layout = layout, .seed = 17});
         for (auto& [name, p] : model.named_parameters())
-          got.add(p, name, whole(p, p.shard(), r.device->compute()));
+          got.add(p, name, test::whole(p, p.shard(), r.device->compute()));
       });
       if (want.empty()) want = got.values();
       EXPECT_EQ(got.values(), want) << spread.ranks() << " ranks";
