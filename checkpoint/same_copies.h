@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <sherd/checkpoint/file_copies.h>
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 
 namespace sherd {
 

@@ -10,7 +10,7 @@
 
 #include <sherd/checkpoint/files/file_system.h>
 #include <sherd/checkpoint/save_plan.h>
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 
 namespace sherd {
 

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include <sherd/base/error.h>
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/dtensor/detail/even_shard.h>
 
 namespace sherd {

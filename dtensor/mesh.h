@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 
 namespace sherd {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/nn/function.h>
 
 namespace sherd::nn {

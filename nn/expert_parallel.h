@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/dtensor/mesh.h>
 
 namespace sherd::nn {

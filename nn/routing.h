@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/nn/function.h>
 #include <sherd/nn/kernels/experts/experts.h>
 #include <sherd/nn/tensor_parallel.h>

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/dtensor/mesh.h>
 #include <sherd/fsdp/parameter.h>
 #include <sherd/nn/loss.h>

@@ -18,7 +18,7 @@ UpdateRuleFactory Muon::factory(const MuonOptions& o) {
           }};
 }
 
-Muon::Muon(Device& device, std::vector<Item> items, const MuonOptions& options, MuonRefinement* refinement)
+Muon::Muon(Device& device, std::vector<Item> items, const MuonOptions& options, MatrixRefinement* refinement)
     : WholeMatrices(device, std::move(items), std::make_shared<MuonRule>(options), momentum_options(options),
                     refinement) {}
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <sherd/optim/muon/plan.h>
-#include <sherd/optim/muon/refinement.h>
+#include <sherd/optim/whole/refinement.h>
 #include <sherd/optim/whole_matrices.h>
 
 namespace sherd {
@@ -20,7 +20,7 @@ class Muon : public WholeMatrices {
   /// Collective, as WholeMatrices.
   /// @throws as WholeMatrices does; InvalidArgument naming all invalid options.
   Muon(Device& device, std::vector<Item> items, const MuonOptions& options,
-       MuonRefinement* refinement = nullptr);
+       MatrixRefinement* refinement = nullptr);
 };
 
 }  // namespace sherd

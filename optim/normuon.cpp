@@ -76,7 +76,7 @@ std::vector<StateTensor> NorMuon::state() const {
 // Called by Muon with the orthogonalized updates, before they are applied. Rows may be cut over ranks: each
 // rank adds its part of a row's sums, one all-reduce completes them, and each rank scales its pieces. Every
 // rank of the team calls it for exchanged matrices, also without pieces of them.
-void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& skip) {
+void NorMuon::refine(Stream& compute, const MatrixResults& results, const Tensor& skip) {
   std::vector<RowMatrix> matrices;
   std::vector<int64_t> row_of(results.matrices.size(), 0);
   int64_t rows = 0;
@@ -91,7 +91,7 @@ void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& 
     rows += m_rows;
   }
   std::vector<RowSegment> segments;
-  for (const MuonPiece& p : results.pieces) {
+  for (const MatrixPiece& p : results.pieces) {
     const LogicalMatrix& m = results.matrices[static_cast<size_t>(p.matrix)];
     // The row's index in the whole matrix, where tensor parallelism cuts the matrix by rows: all ranks must
     // agree on the record of a row.

@@ -21,7 +21,7 @@ struct NorMuonOptions {
 /// Returns all invalid options, each with its value; empty when valid.
 [[nodiscard]] std::vector<std::string> problems_of(const NorMuonOptions& options);
 
-/// NorMuon (Li et al. 2025, arXiv 2510.05491), an UpdateRule made of Muon and a MuonRefinement. O is the
+/// NorMuon (Li et al. 2025, arXiv 2510.05491), an UpdateRule made of Muon and a MatrixRefinement. O is the
 /// orthogonalized momentum of a logical matrix of m rows and n columns. For every row:
 ///  v = beta2 * v + (1 - beta2) * mean(O^2);  O' = O / (sqrt(v) + eps);
 ///  w = decay * w - lr * 0.2 * scale_factor * sqrt(m n) / ||O'||_F * O'.
@@ -36,7 +36,7 @@ struct NorMuonOptions {
 /// momentum. If a row's values differ, the first one counts, and the next step copies it along the row.
 /// Beside MuonOptions::transient_bytes a chunk takes 40 bytes per row, and an f32 copy of its results where
 /// the payload has 16 bits.
-class NorMuon : public UpdateRule, private MuonRefinement {
+class NorMuon : public UpdateRule, private MatrixRefinement {
  public:
   static constexpr Algorithm kName{"normuon", CutClass::row, true};
   /// Returns the factory for OptimizerOptions::further.
@@ -50,7 +50,7 @@ class NorMuon : public UpdateRule, private MuonRefinement {
   Muon& muon() { return muon_; }
 
  private:
-  void refine(Stream& compute, const MuonResults& results, const Tensor& skip) override;
+  void refine(Stream& compute, const MatrixResults& results, const Tensor& skip) override;
 
   Device& device_;
   NorMuonOptions options_;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/fsdp/buffer.h>
 #include <sherd/fsdp/group.h>
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/kernels/device/stream.h>
 
 namespace sherd {

@@ -19,30 +19,30 @@ constexpr EnumTable<MuonScale, 5> kScales{"original", "match_rms_adamw", "spectr
 
 const char* name_of(MuonScale s) { return kScales.name(s); }
 
-MuonMode parse_muon_mode(std::string_view name) { return kMatrixModes.parse("Muon mode", name); }
+MatrixMode parse_muon_mode(std::string_view name) { return kMatrixModes.parse("Muon mode", name); }
 MuonScale parse_muon_scale(std::string_view name) { return kScales.parse("Muon scale", name); }
-MuonDecay parse_muon_decay(std::string_view name) { return kMatrixDecays.parse("Muon decay", name); }
-MuonTensorMode parse_muon_tensor_mode(std::string_view name) {
+MatrixDecay parse_muon_decay(std::string_view name) { return kMatrixDecays.parse("Muon decay", name); }
+MatrixTensorMode parse_muon_tensor_mode(std::string_view name) {
   return kMatrixTensorModes.parse("tensor-parallel Muon mode", name);
 }
 
 std::vector<std::string> problems_of(const MuonOptions& o) {
   // The gram form has further conditions, such as no bf16.
-  const bool gram = o.orthogonalize.form == IterationForm::gram || o.mode == MuonMode::gram;
+  const bool gram = o.orthogonalize.form == IterationForm::gram || o.mode == MatrixMode::gram;
   std::vector<std::string> wrong = problems_of(o.orthogonalize, gram);
   for (std::string& problem : problems_of(momentum_options(o))) wrong.push_back(std::move(problem));
   if (!(o.scale_factor >= 0 && std::isfinite(o.scale_factor)))
     wrong.push_back(fmt::format("scale_factor {} must be finite and not negative", o.scale_factor));
   if (!(o.fraction > 0 && o.fraction <= 1))
     wrong.push_back(fmt::format("fraction {} must lie in (0, 1]", o.fraction));
-  if (o.fraction < 1 && (o.mode == MuonMode::gram || o.tensor == MuonTensorMode::distributed))
+  if (o.fraction < 1 && (o.mode == MatrixMode::gram || o.tensor == MatrixTensorMode::distributed))
     wrong.push_back(fmt::format(
         "fraction {} needs whole matrices; use another mode than gram, and tensor-parallel mode duplicated",
         o.fraction));
   if (o.fraction < 1 && o.momentum == 0)
     wrong.push_back(fmt::format("fraction {} keeps other rows in the momentum, which must be greater than 0",
                                 o.fraction));
-  if (o.orthogonalize.method == Orthogonalizer::svd && o.tensor == MuonTensorMode::distributed)
+  if (o.orthogonalize.method == Orthogonalizer::svd && o.tensor == MatrixTensorMode::distributed)
     wrong.push_back(
         "the polar factor by svd needs whole matrices; use tensor-parallel mode duplicated, or "
         "newton_schulz");

@@ -11,11 +11,6 @@
 
 namespace sherd {
 
-/// Names kept for older programs.
-using MuonMode = MatrixMode;
-using MuonDecay = MatrixDecay;
-using MuonTensorMode = MatrixTensorMode;
-
 /// Factor of the update, from the shape of the (global) logical matrix, rows x cols = out x in:
 ///   original         sqrt(max(1, rows / cols))       (Jordan; torch.optim.Muon)
 ///   match_rms_adamw  0.2 * sqrt(max(rows, cols))     (Moonlight; torch.optim.Muon)
@@ -26,10 +21,10 @@ enum class MuonScale { original, match_rms_adamw, spectral, unit_rms_norm, shape
 
 const char* name_of(MuonScale s);
 /// @throws InvalidArgument listing the legal names (all four).
-MuonMode parse_muon_mode(std::string_view name);  // "auto" is MuonMode::automatic
+MatrixMode parse_muon_mode(std::string_view name);  // "auto" is MatrixMode::automatic
 MuonScale parse_muon_scale(std::string_view name);
-MuonDecay parse_muon_decay(std::string_view name);
-MuonTensorMode parse_muon_tensor_mode(std::string_view name);
+MatrixDecay parse_muon_decay(std::string_view name);
+MatrixTensorMode parse_muon_tensor_mode(std::string_view name);
 
 /// With a fraction below 1 a step updates a part of the rows, as Dion2 (Ahn et al. 2025, arXiv 2512.16928; its program is
 /// microsoft/dion, dion2.py). Of a logical matrix with m rows, K = the max(1, ceil(fraction * m)) rows of the input with
@@ -48,12 +43,12 @@ struct MuonOptions {
   /// Fraction of the rows, in (0, 1]. Below 1: momentum greater than 0, mode other than gram, tensor
   /// duplicated.
   double fraction = 1;
-  MuonDecay decay = MuonDecay::decoupled;
+  MatrixDecay decay = MatrixDecay::decoupled;
 
   MatrixMode mode = MatrixMode::automatic;
   /// Let `automatic` use gram entries, whose sums over ranks round differently from one rank's.
   bool allow_inexact = false;
-  MuonTensorMode tensor = MuonTensorMode::duplicated;
+  MatrixTensorMode tensor = MatrixTensorMode::duplicated;
   /// dtype of matrices in messages: f32, bf16 or f16. With a 16-bit one every mode rounds alike. Under f16
   /// the results are sent as f16, but the momentum, whose scale is unknown, as bf16: f16 cannot represent
   /// gradients of 1e-5.

@@ -12,9 +12,6 @@
 
 namespace sherd {
 
-/// Name kept for older programs.
-using MuonPlan = MatrixPlan;
-
 /// Orthogonalization of matrices, as a plan needs it.
 class MuonWork : public MatrixWork {
  public:

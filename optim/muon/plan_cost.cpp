@@ -14,7 +14,7 @@ Contracted contracted(const LogicalMatrix& m) {
 }
 
 bool is_distributed(const LogicalMatrix& m, const PlanOptions& o) {
-  return m.tensor_dim >= 0 && o.tensor == MuonTensorMode::distributed;
+  return m.tensor_dim >= 0 && o.tensor == MatrixTensorMode::distributed;
 }
 
 }  // namespace

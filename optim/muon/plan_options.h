@@ -15,7 +15,7 @@ struct PlanOptions {
   IterationForm form = IterationForm::standard;
   int restarts = 0;
   double fraction = 1;  // of the rows
-  MuonTensorMode tensor = MuonTensorMode::duplicated;
+  MatrixTensorMode tensor = MatrixTensorMode::duplicated;
   int64_t payload_bytes = 4;  // per element
   PlanCosts costs = {};
 };

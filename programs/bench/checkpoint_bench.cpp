@@ -161,7 +161,7 @@ void whole_steps(const CheckpointBench& b, const fs::path& folder) {
   std::vector<train_gpt::TrainConfig> configs;
   for (const Kind& k : kinds) configs.push_back(config_of(b, k, folder));
   const auto data = sherd::ByteData::load(configs[0].data);
-  const auto windows = std::make_shared<const sherd::ByteWindows>(data, configs[0].seq);
+  const auto windows = std::make_shared<const sherd::TokenWindows>(data, configs[0].seq);
   int64_t bytes = 0;
   launch(b.step_ranks, [&](RankContext& rank) {
     std::vector<std::unique_ptr<train_gpt::Trainer>> trainers;

@@ -103,7 +103,7 @@ struct PhaseKind {
   std::function<std::unique_ptr<UpdateRule>(Device&, std::vector<UpdateItem>)> make;
 };
 
-PhaseKind muon_kind(const std::string& name, MuonMode mode, IterationForm form, bool inexact = false,
+PhaseKind muon_kind(const std::string& name, MatrixMode mode, IterationForm form, bool inexact = false,
                     double fraction = 1) {
   MuonOptions o;
   o.mode = mode;
@@ -119,14 +119,14 @@ void phases(const MuonBench& b) {
   constexpr auto kStandard = IterationForm::standard, kGram = IterationForm::gram;
   constexpr size_t kMuon = 4, kNorMuon = 8;
   const std::vector<PhaseKind> kinds = {
-      muon_kind("gather / standard", MuonMode::gather, kStandard),
-      muon_kind("gather / gram", MuonMode::gather, kGram),
-      muon_kind("owner / standard", MuonMode::owner, kStandard),
-      muon_kind("owner / gram", MuonMode::owner, kGram),
-      muon_kind("auto / standard", MuonMode::automatic, kStandard),
-      muon_kind("auto / gram", MuonMode::automatic, kGram),
-      muon_kind("auto (inexact allowed) / gram", MuonMode::automatic, kGram, true),
-      muon_kind("auto / standard, 1/4 of rows", MuonMode::automatic, kStandard, false, 0.25),
+      muon_kind("gather / standard", MatrixMode::gather, kStandard),
+      muon_kind("gather / gram", MatrixMode::gather, kGram),
+      muon_kind("owner / standard", MatrixMode::owner, kStandard),
+      muon_kind("owner / gram", MatrixMode::owner, kGram),
+      muon_kind("auto / standard", MatrixMode::automatic, kStandard),
+      muon_kind("auto / gram", MatrixMode::automatic, kGram),
+      muon_kind("auto (inexact allowed) / gram", MatrixMode::automatic, kGram, true),
+      muon_kind("auto / standard, 1/4 of rows", MatrixMode::automatic, kStandard, false, 0.25),
       {"NorMuon, auto / standard", [](Device& device, std::vector<UpdateItem> items) {
          return std::make_unique<NorMuon>(device, std::move(items), NorMuonOptions{});
        }}};
@@ -194,7 +194,7 @@ void whole_steps(const MuonBench& b) {
   kinds[1].config.optimizer = kinds[2].config.optimizer = "muon";
   kinds[2].config.ns_form = "gram";
   const auto data = sherd::ByteData::load(kinds[0].config.data);
-  const auto windows = std::make_shared<const sherd::ByteWindows>(data, kSeq);
+  const auto windows = std::make_shared<const sherd::TokenWindows>(data, kSeq);
   launch(b.step_ranks, launch_options(b), [&](RankContext& rank) {
     std::vector<std::unique_ptr<train_gpt::Trainer>> trainers;
     for (auto& k : kinds) trainers.push_back(std::make_unique<train_gpt::Trainer>(rank, k.config, windows));

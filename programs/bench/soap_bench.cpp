@@ -109,7 +109,7 @@ void measure_phase(const SoapBench& b, const SoapLeast& least) {
   config.seq = config.batch = 4;
   config.steps = kWarmUp + b.rounds;
   const auto windows =
-      std::make_shared<const ByteWindows>(ByteData::load(config.data), static_cast<int64_t>(config.seq));
+      std::make_shared<const TokenWindows>(ByteData::load(config.data), static_cast<int64_t>(config.seq));
   std::vector<double> times;
   launch(1, {.device = {.threads = 1}}, [&](RankContext& rank) {
     train_gpt::Trainer trainer(rank, config, windows);

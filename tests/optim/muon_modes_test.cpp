@@ -35,19 +35,19 @@ TEST(MuonModes, LocalEqualsOneRankWhereMatricesAreWhole) {
     EXPECT_EQ(r.world->counts().count("all_to_all_v"), 0u);
     EXPECT_EQ(r.world->counts().count("all_gather_v"), 0u);
   };
-  EXPECT_EQ(other_bits(trained(Muon::factory({.mode = MuonMode::local}), run),
+  EXPECT_EQ(other_bits(trained(Muon::factory({.mode = MatrixMode::local}), run),
                        trained(Muon::factory({}), {.model = &pair})),
             "");
 }
 
 TEST(MuonModes, ModesOfOneModelAgreeUnderThreeMicrobatches) {
   // The plan runs where the optimizer runs (toy model; thirds round).
-  const auto toy = [](MuonMode mode) {
+  const auto toy = [](MatrixMode mode) {
     ToyRun run{.ranks = 4, .accumulate = 3, .rows = 48, .optimizer = Algorithm::muon};
     run.muon.mode = mode;
     return run_toy(run);
   };
-  const ToyResult a = toy(MuonMode::owner), b = toy(MuonMode::gather);
+  const ToyResult a = toy(MatrixMode::owner), b = toy(MatrixMode::gather);
   EXPECT_EQ(a.weights, b.weights);
   EXPECT_EQ(a.losses, b.losses);
 }
@@ -66,7 +66,7 @@ TEST(MuonModes, GramAgreesToRounding) {
       for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::even_rows}) {
         const MatrixRun run{.ranks = ranks, .steps = 1, .shard = {.layout = layout}, .model = &tall};
         MuonOptions gram = muon;
-        gram.mode = MuonMode::gram;
+        gram.mode = MatrixMode::gram;
         // Gram matrices of at most 8 x 8 whose sums round in another order: a few ulp through five steps,
         // each of which multiplies errors by at most a = 3.4; 3.4^5 * 8 * 6e-8 is 2e-4 of a singular value
         // near zero, and far less of the norm.
@@ -81,7 +81,8 @@ TEST(MuonModes, GramAgreesToRounding) {
 }
 
 TEST(MuonModes, ScaleAndDecayByName) {
-  for (const MuonDecay d : {MuonDecay::decoupled, MuonDecay::independent, MuonDecay::l2, MuonDecay::palm}) {
+  for (const MatrixDecay d :
+       {MatrixDecay::decoupled, MatrixDecay::independent, MatrixDecay::l2, MatrixDecay::palm}) {
     const UpdateRuleFactory muon = Muon::factory({.decay = d});
     EXPECT_EQ(other_bits(trained(muon, {.ranks = 4, .steps = 1}), trained(muon, {.steps = 1})), "")
         << name_of(d);
@@ -98,11 +99,11 @@ TEST(MuonModes, ScaleAndDecayByName) {
   o.scale = MuonScale::original;
   o.scale_factor = 3;
   EXPECT_DOUBLE_EQ(update_scale(o, 16, 4), 6);
-  EXPECT_DOUBLE_EQ(decay_factor(MuonDecay::decoupled, 0.1, 0.2), 0.98);
-  EXPECT_DOUBLE_EQ(decay_factor(MuonDecay::independent, 0.1, 0.2), 0.8);
-  EXPECT_DOUBLE_EQ(decay_factor(MuonDecay::palm, 0.1, 0.2), 0.998);
-  EXPECT_DOUBLE_EQ(decay_factor(MuonDecay::l2, 0.1, 0.2), 1);
-  EXPECT_EQ(parse_muon_mode("auto"), MuonMode::automatic);
+  EXPECT_DOUBLE_EQ(decay_factor(MatrixDecay::decoupled, 0.1, 0.2), 0.98);
+  EXPECT_DOUBLE_EQ(decay_factor(MatrixDecay::independent, 0.1, 0.2), 0.8);
+  EXPECT_DOUBLE_EQ(decay_factor(MatrixDecay::palm, 0.1, 0.2), 0.998);
+  EXPECT_DOUBLE_EQ(decay_factor(MatrixDecay::l2, 0.1, 0.2), 1);
+  EXPECT_EQ(parse_muon_mode("auto"), MatrixMode::automatic);
   EXPECT_EQ(parse_muon_scale("match_rms_adamw"), MuonScale::match_rms_adamw);
   EXPECT_THROW(parse_muon_decay("none"), InvalidArgument);
 }
@@ -127,12 +128,12 @@ TEST(MuonModes, OptionsThatNeedWholeMatricesRefuseTheOthers) {
   };
   MuonOptions o;
   o.orthogonalize.method = Orthogonalizer::svd;
-  o.tensor = MuonTensorMode::distributed;
+  o.tensor = MatrixTensorMode::distributed;
   EXPECT_THROW(train(o, 2), Error);
-  o.tensor = MuonTensorMode::duplicated;
-  o.mode = MuonMode::gram;
+  o.tensor = MatrixTensorMode::duplicated;
+  o.mode = MatrixMode::gram;
   EXPECT_THROW(train(o, 2), Error);
-  o.mode = MuonMode::automatic;
+  o.mode = MatrixMode::automatic;
   o.allow_inexact = true;
   EXPECT_EQ(other_bits(train(o, 2), train(o, 1)), "");
   o.momentum = 1;
@@ -145,7 +146,7 @@ TEST(MuonModes, TransientBytesAreBounded) {
     for (int i = 0; i < 160; ++i) list.push_back({"m" + std::to_string(i), {24, 16 + i % 3}});
     return list;
   }();
-  const auto peak = [&](MuonMode mode, int64_t transient) {
+  const auto peak = [&](MatrixMode mode, int64_t transient) {
     std::mutex mutex;
     int64_t most = 0;
     MatrixRun run{.ranks = 4, .steps = 2, .model = &many};
@@ -161,14 +162,14 @@ TEST(MuonModes, TransientBytesAreBounded) {
   };
   // Memory comes in multiples of 512 bytes, so that every one of the ten buffers may take that much more.
   const int64_t matrix = 18 * 24 * 4, slack = 10 * 512;
-  for (const MuonMode mode : {MuonMode::owner, MuonMode::gather}) {
+  for (const MatrixMode mode : {MatrixMode::owner, MatrixMode::gather}) {
     for (const int64_t factor : {10, 30, 60})
       EXPECT_LE(peak(mode, factor * matrix), factor * matrix + slack) << name_of(mode) << " " << factor;
     // A bound below one matrix's needs means: one matrix at a time.
     EXPECT_LE(peak(mode, 1), 10 * matrix + slack) << name_of(mode);
     EXPECT_GT(peak(mode, int64_t{1} << 30), 60 * matrix + slack) << "the bound is what bounds";
   }
-  EXPECT_LE(peak(MuonMode::gram, 60 * matrix), 60 * matrix + 2 * slack);
+  EXPECT_LE(peak(MatrixMode::gram, 60 * matrix), 60 * matrix + 2 * slack);
 }
 
 TEST(MuonModes, DistributedTensorPartsAgreeToRounding) {
@@ -176,7 +177,7 @@ TEST(MuonModes, DistributedTensorPartsAgreeToRounding) {
     MuonOptions muon;
     muon.orthogonalize.form = form;
     const OwnedValues::Map expected = trained_pieces(Muon::factory(muon), {}, false, 1);
-    muon.tensor = MuonTensorMode::distributed;
+    muon.tensor = MatrixTensorMode::distributed;
     MuonOptions restarted = muon;
     if (form == IterationForm::gram) restarted.orthogonalize.restarts = {1, 3};
     // As in GramAgreesToRounding. The weights are of size one and change by lr * 0.2 * sqrt(24) = 0.02, so that 1e-5 of
@@ -194,7 +195,7 @@ TEST(MuonModes, RanksWithOtherRestartsAreRefused) {
                   Pieces model(r, {.tp = 2});
                   model.wrap({});
                   MuonOptions o;
-                  o.tensor = MuonTensorMode::distributed;
+                  o.tensor = MatrixTensorMode::distributed;
                   o.orthogonalize.form = IterationForm::gram;
                   o.orthogonalize.restarts = {2 + r.world->rank()};
                   Muon(*r.device, matrix_items(model), o);
@@ -218,8 +219,9 @@ TEST(MuonModes, ScaleIsThatOfTheWholeMatrixThatTensorParallelismCuts) {
 }
 
 TEST(MuonModes, ImpossibleModesAreRefusedOnEveryRank) {
-  EXPECT_THAT(message_of<Error>([] { (void)trained(Muon::factory({.mode = MuonMode::gram}), {.ranks = 4}); }),
-              HasSubstr("wide 3 x 20"));
+  EXPECT_THAT(
+      message_of<Error>([] { (void)trained(Muon::factory({.mode = MatrixMode::gram}), {.ranks = 4}); }),
+      HasSubstr("wide 3 x 20"));
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ TEST(NorMuon, GramEntriesAgreeToRounding) {
   static const DescribedMatrices tall = {{"a", {37, 5}}, {"fused", {24, 6}, stacked_blocks({7, 9, 8})}};
   const OwnedValues::Map expected = trained(NorMuon::factory(), {.steps = 1, .model = &tall});
   for (const int ranks : {2, 4}) {
-    const OwnedValues::Map got = trained(NorMuon::factory({.muon = {.mode = MuonMode::gram}}),
+    const OwnedValues::Map got = trained(NorMuon::factory({.muon = {.mode = MatrixMode::gram}}),
                                          {.ranks = ranks, .steps = 1, .model = &tall});
     for (auto& d : tall) {
       const std::vector<float>& w = expected.at(d.name);

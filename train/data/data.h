@@ -18,6 +18,5 @@ struct ByteData {
 };
 
 /// Windows of text for training programs.
-using ByteWindows = TokenWindows;
 
 }  // namespace sherd

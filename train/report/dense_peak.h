@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/kernels/device/dtype.h>
 #include <sherd/kernels/device/hardware.h>
 

@@ -1,7 +1,7 @@
 // Measured throughput of all ranks in a plain matrix product, which training is compared with (StepResult::product_share).
 #pragma once
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/kernels/device/device.h>
 #include <sherd/kernels/device/dtype.h>
 

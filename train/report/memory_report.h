@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/kernels/device/dtype.h>
 #include <sherd/optim/optimizer.h>
 #include <sherd/optim/routing.h>

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 
 namespace sherd {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 
 namespace sherd {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/train/data/token_windows.h>
 #include <sherd/train/plan/dry_rank.h>
 

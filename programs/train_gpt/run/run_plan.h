@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/kernels/device/device.h>
 
 #include "train_gpt/settings/train_config.h"

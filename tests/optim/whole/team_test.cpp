@@ -43,7 +43,7 @@ std::vector<float> reused_after_a_failure(int late) {
     for (auto& b : model.blocks_) params.insert(params.end(), {b->up_, b->down_});
     MatrixStreams streams{r.device->make_stream("test in"), r.device->make_stream("test out")};
     MuonOptions muon;
-    muon.mode = MuonMode::owner;
+    muon.mode = MatrixMode::owner;
     const PlanOptions plan = plan_options(muon);
     SecondPackFails client;
     // One matrix in each chunk.

@@ -32,7 +32,7 @@ struct Run : testing::Test {
     config.batch = 2 * ranks;
     config.data = folder.write("data.txt", std::string(20'000, 'x'));
     const auto windows =
-        std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq);
+        std::make_shared<const sherd::TokenWindows>(sherd::ByteData::load(config.data), config.seq);
     std::vector<std::string> said;
     sherd::launch(ranks, {.device = {.kernels = sherd::parse_cpu_kernels(TEST_KERNELS)}},
                   [&](sherd::RankContext& rank) {

@@ -52,7 +52,7 @@ struct TrainingLoop : testing::Test {
   };
   template <class Before>
   Ended train(Before before, const std::function<void(const Output&)>& after = {}) {
-    return train(std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq),
+    return train(std::make_shared<const sherd::TokenWindows>(sherd::ByteData::load(config.data), config.seq),
                  before, after);
   }
   /// `after` is given what rank 0 has written.

@@ -26,10 +26,10 @@ std::string load(const fs::path& path) {
   return std::string(tokens.begin(), tokens.end());
 }
 
-ByteWindows windows_over(int64_t bytes, int64_t seq) {
+TokenWindows windows_over(int64_t bytes, int64_t seq) {
   std::vector<uint8_t> data(static_cast<size_t>(bytes));
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(i * 7 + i / 256);
-  return ByteWindows(test::stream_of("test", test::memory_text(data)), seq);
+  return TokenWindows(test::stream_of("test", test::memory_text(data)), seq);
 }
 
 TEST(ByteData, FileIsTakenAsItIs) {
@@ -135,7 +135,7 @@ TEST(Windows, AreDescribedByAllBytesOfTheText) {
   const std::string text = "the same bytes, however they are cut into files";
   folder.write("files/a", text.substr(0, 10));
   folder.write("files/b", text.substr(10));
-  const ByteWindows one(ByteData::load(folder.write("file", text)), 4),
+  const TokenWindows one(ByteData::load(folder.write("file", text)), 4),
       several(ByteData::load(folder / "files"), 4);
   EXPECT_EQ(one.describe(), fmt::format("47 bytes, XXH3 {:016x}, windows of 4", checksum(text.data(), 47)));
   EXPECT_EQ(several.describe(), one.describe());
@@ -150,7 +150,7 @@ TEST(Windows, CountsAtTheBoundaries) {
   for (const Case& c : {Case{5, 4, 1, 0}, Case{8, 4, 1, 0}, Case{9, 4, 2, 0}, Case{2, 1, 1, 0},
                         Case{49 * 8 + 1, 8, 49, 0}, Case{50 * 8, 8, 49, 0}, Case{50 * 8 + 1, 8, 49, 1},
                         Case{100 * 8, 8, 98, 1}, Case{100 * 8 + 1, 8, 98, 2}, Case{10'001, 1, 9800, 200}}) {
-    const ByteWindows windows = windows_over(c.bytes, c.seq);
+    const TokenWindows windows = windows_over(c.bytes, c.seq);
     EXPECT_EQ(windows.train_count(), c.train) << c.bytes << " bytes, seq " << c.seq;
     EXPECT_EQ(windows.held_out_count(), c.held_out) << c.bytes << " bytes, seq " << c.seq;
   }
@@ -165,7 +165,7 @@ TEST(Windows, TooLittleDataNamesWhatThereIsAndWhatIsNeeded) {
 }
 
 TEST(Windows, TrainWindowFollowsTheFormula) {
-  const ByteWindows windows = windows_over(1001 * 4, 4);  // W = 1000, V = 980
+  const TokenWindows windows = windows_over(1001 * 4, 4);  // W = 1000, V = 980
   ASSERT_EQ(windows.train_count(), 980);
   EXPECT_EQ(windows.train_window(0), 0);
   EXPECT_EQ(windows.train_window(1), 2654435761 % 980);
@@ -184,7 +184,7 @@ TEST(Windows, TrainWindowFollowsTheFormula) {
 
 TEST(Windows, FillGivesTheBytesAndTheOnesAfter) {
   const int64_t bytes = 1003, seq = 20;  // W = 50: the last window is held out
-  const ByteWindows windows = windows_over(bytes, seq);
+  const TokenWindows windows = windows_over(bytes, seq);
   const auto byte = [](int64_t i) { return static_cast<int32_t>(static_cast<uint8_t>(i * 7 + i / 256)); };
   ASSERT_EQ(windows.train_count() + windows.held_out_count(), 50);
   for (int64_t w = 0; w < 50; ++w) {
@@ -201,7 +201,7 @@ TEST(Windows, FillGivesTheBytesAndTheOnesAfter) {
 }
 
 TEST(Windows, BytesAbove127AreNotNegative) {
-  const ByteWindows windows(test::stream_of("test", test::memory_text({0, 127, 128, 255})), 3);
+  const TokenWindows windows(test::stream_of("test", test::memory_text({0, 127, 128, 255})), 3);
   int32_t inputs[3], targets[3];
   windows.fill(0, inputs, targets);
   EXPECT_THAT(inputs, ElementsAre(0, 127, 128));

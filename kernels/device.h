@@ -1,4 +1,0 @@
-// Devices. The declarations are in device/device.h.
-#pragma once
-
-#include <sherd/kernels/device/device.h>  // IWYU pragma: export
