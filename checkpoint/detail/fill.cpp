@@ -126,14 +126,12 @@ void fill_from_files(ShardRuntime& runtime, Agreement& ranks, const std::vector<
 bool equal_values(CheckpointReader& reader, const CheckpointTensor& a, const CheckpointTensor& b,
                   std::span<const Box> boxes) {
   if (a.dtype != b.dtype && !(widens_to_f32(a.dtype) && widens_to_f32(b.dtype))) return false;
-  const bool widens = a.dtype != b.dtype;
-  int64_t count = 0;
-  for (const Box& box : boxes) count += numel_of(box.size);
   const auto values = [&](const CheckpointTensor& t) {
-    const int64_t bytes = count * (widens ? size_of(DType::f32) : size_of(t.dtype));
-    std::vector<float> read(static_cast<size_t>(bytes + 3) / sizeof(float));
+    int64_t bytes = 0;
+    for (const Box& box : boxes) bytes += numel_of(box.size) * std::max<int64_t>(4, size_of(t.dtype));
+    std::vector<float> read(static_cast<size_t>(bytes) / sizeof(float));
     reader.read(t, boxes, read.data());
-    if (widens) widen_in_place(t.dtype, read);
+    widen_in_place(t.dtype, read);
     return read;
   };
   const std::vector<float> of_a = values(a), of_b = values(b);

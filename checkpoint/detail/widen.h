@@ -25,8 +25,8 @@ void widen(std::vector<float>& values) {
 }
 }  // namespace detail
 
-/// `values` begins with values.size() packed elements of dtype `t`; afterwards it holds them as floats.
-/// @pre widens_to_f32(t)
+/// `values` begins with values.size() packed elements of dtype `t`; afterwards it holds them as floats. Bytes of dtypes
+/// that are not widened stay.
 inline void widen_in_place(DType t, std::vector<float>& values) {
   if (t == DType::bf16) detail::widen<bf16>(values);
   if (t == DType::f16) detail::widen<f16>(values);

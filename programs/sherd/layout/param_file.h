@@ -27,7 +27,7 @@ struct ParamEntry {
 /// order. "tied" (false) and "blocks" may be left out. Every shape's product and the sum over the model fit
 /// in int64.
 /// @param source name of the input in messages.
-/// @throws InvalidArgument, one message with every offender: input that is not JSON, or not such a list;
+/// @throws InvalidArgument, one message with every offender, 20 at most: input that is not JSON, or not such a list;
 /// missing, unknown and wrong fields; negative sizes; sizes whose product overflows; duplicate names;
 /// parameters of muon that are neither a matrix (2-D) nor a stack of matrices (3-D); blocks that do not add
 /// up to the rows.
