@@ -105,6 +105,9 @@ CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const
                                                  const Tensor& targets, float scale, int64_t chunk,
                                                  bool split) {
   if (cut.tp.size() == 1) return linear_cross_entropy(x, w, targets, scale, chunk);
+  // A function each for product and loss: what the loss keeps of a row is freed before the product's backward.
+  if (chunk <= 0 && !split && cut.vocab % cut.tp.size() == 0)
+    return vocab_parallel_cross_entropy(cut.tp, linear(cut.tp.copied(x), w), targets, scale);
   const Var entered = SequenceRows{cut.tp, targets.numel(), split}.enter(x);
   const Tensor in = entered.value();
   const bool whole = chunk <= 0 || chunk >= in.size(0);

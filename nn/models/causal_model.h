@@ -96,7 +96,7 @@ struct CausalModelOptions {
   bool sequence_parallel = false;
   /// Rows whose logits exist at once; 0: all. See linear_cross_entropy().
   int64_t logits_chunk = 1024;
-  /// Adapters; every other parameter is frozen. Not of gpt2, whose weights are [in, out].
+  /// Adapters; every other parameter is frozen. Not of gpt2, whose weights are [in, out], nor of byte_gpt.
   LoraOptions lora{};
   /// Attention keeps the largest logits of its heads, for QkClip. Not of families that normalise queries or keys, nor of gpt2.
   bool logit_maxima = false;

@@ -12,7 +12,7 @@
 namespace sherd::nn {
 
 /// The families that causal_model() builds, by the names that Hugging Face's config.json gives them in
-/// `model_type`.
+/// `model_type`; byte_gpt is train_gpt's own.
 enum class ModelFamily {
   gpt2,
   llama,
@@ -27,11 +27,12 @@ enum class ModelFamily {
   glm4_moe,
   olmo3,
   gemma3,
-  gpt_oss
+  gpt_oss,
+  byte_gpt
 };
 std::string_view to_string(ModelFamily family);
 
-/// Rotary embedding; see rope(). Unused by gpt2, whose positions are learned.
+/// Rotary embedding; see rope(). Unused by gpt2 and byte_gpt, whose positions are learned.
 struct RopeDescription {
   double theta = 10000;
   int64_t columns = 0;  // of a head that are rotated [partial_rotary_factor]; 0: all
@@ -81,7 +82,7 @@ struct ModelDescription {
   int64_t head_dim = 0;  // [head_dim], or dim / heads; of latent attention nope + rope
   int64_t hidden = 0;    // [intermediate_size, n_inner], of the dense MLP
   int64_t positions =
-      0;  // [max_position_embeddings, n_positions]: the longest sequence; gpt2's learned positions
+      0;  // [max_position_embeddings, n_positions]: the longest sequence; the learned positions
   float norm_eps = 1e-6f;  // [rms_norm_eps, layer_norm_epsilon]
   bool tied = false;       // [tie_word_embeddings]: the head is the embedding's table
   bool qkv_bias = false;   // qwen2, gpt2; [attention_bias]
@@ -145,5 +146,10 @@ inline bool is_olmo(const ModelDescription& d) {
 inline bool is_gemma(const ModelDescription& d) { return d.family == ModelFamily::gemma3; }
 /// gpt-oss (OpenAI, 2025, arXiv 2508.10925): attention sinks, biases of attention, router and experts, clamped_swiglu().
 inline bool is_gpt_oss(const ModelDescription& d) { return d.family == ModelFamily::gpt_oss; }
+/// The GPT of train_gpt: RMSNorm without biases, learned positions, one matrix of queries, keys and values, gelu without a
+/// gate, a table of tokens that tensor-parallel ranks hold whole. Its experts have biases.
+inline bool is_byte_gpt(const ModelDescription& d) { return d.family == ModelFamily::byte_gpt; }
+/// GPTs have learned positions, MLPs of two matrices, and smaller first values of matrices that add to the residual stream.
+inline bool is_gpt(const ModelDescription& d) { return d.family == ModelFamily::gpt2 || is_byte_gpt(d); }
 
 }  // namespace sherd::nn

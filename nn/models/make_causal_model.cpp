@@ -9,7 +9,6 @@
 #include <sherd/nn/kernels/experts/experts.h>
 #include <sherd/nn/models/causal_model.h>
 #include <sherd/nn/models/detail/decoder.h>
-#include <sherd/nn/models/detail/family_names.h>
 
 namespace sherd::nn {
 namespace {
@@ -110,14 +109,16 @@ void check_family(const ModelDescription& m, Problems& p) {
   const std::string_view family = to_string(m.family);
   const bool experts = m.family == ModelFamily::qwen3_moe || m.family == ModelFamily::mixtral ||
                        routes_in_groups(m) || is_gpt_oss(m);
-  p.unless((m.mixture.experts > 0) == experts,
+  p.unless((m.mixture.experts > 0) == experts || is_byte_gpt(m),
            fmt::format("{} experts, but {} is a family {} them", m.mixture.experts, family,
                        experts ? "with" : "without"));
-  if (detail::is_gpt2(m)) {
-    p.unless(m.qkv_bias && m.out_bias && m.mlp_bias && !m.qk_norm,
-             "gpt2 has biases everywhere and no qk_norm");
+  if (is_gpt(m)) {
+    const bool biases = !is_byte_gpt(m);
+    p.unless(m.qkv_bias == biases && m.out_bias == biases && m.mlp_bias == biases && !m.qk_norm,
+             fmt::format("{} has biases {} and no qk_norm", family, biases ? "everywhere" : "nowhere"));
     p.unless(m.kv_heads == m.heads,
-             fmt::format("gpt2 has as many kv_heads ({}) as heads ({})", m.kv_heads, m.heads));
+             fmt::format("{} has as many kv_heads ({}) as heads ({})", family, m.kv_heads, m.heads));
+    p.unless(biases || !m.tied, "byte_gpt has a head of its own, not tied to the table");
   } else {
     const int64_t rotated = m.rope.columns > 0 ? m.rope.columns : m.head_dim;
     p.unless(
@@ -151,6 +152,7 @@ void check_family(const ModelDescription& m, Problems& p) {
 
 void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problems& p) {
   const int tp = o.tp.size();
+  p.unless(!is_byte_gpt(m) || !o.sequence_parallel, "byte_gpt has no sequence parallelism");
   p.unless(m.heads % tp == 0, fmt::format("{} tensor-parallel ranks do not divide {} heads", tp, m.heads));
   if (m.mixture.experts <= 0 || m.mixture.dense_layers > 0)
     p.unless(m.hidden % tp == 0,
@@ -179,7 +181,8 @@ void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problem
 void check_lora(const ModelDescription& m, const LoraOptions& o, Problems& p) {
   p.unless(o.rank >= 0, fmt::format("adapters of rank {} must not be negative", o.rank));
   if (o.rank <= 0) return;
-  p.unless(!detail::is_gpt2(m), "gpt2 has no adapters; its weights are [in, out]");
+  p.unless(!is_gpt(m),
+           "gpt2 and byte_gpt have no adapters; their weights are [in, out], or q, k and v fused");
   p.unless(m.mtp_layers == 0, "adapters beside a head for multi-token prediction, which would be frozen");
   p.unless(o.alpha > 0 && std::isfinite(o.alpha),
            fmt::format("the adapters' alpha {} must be positive", o.alpha));

@@ -91,7 +91,7 @@ StoredNames stored_names(const ModelDescription& m, bool fused_experts) {
   if (m.family == ModelFamily::gpt2) add_gpt2(m, all);
   if (is_gpt_oss(m))
     add_gpt_oss_experts(m, all);
-  else if (m.mixture.experts > 0)
+  else if (m.mixture.experts > 0 && !is_byte_gpt(m))
     add_experts(m, fused_experts, all);
   return all;
 }

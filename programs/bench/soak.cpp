@@ -14,13 +14,12 @@
 #include <sherd/train/report/process_memory.h>
 
 #include "commands.h"
-#include "train_gpt/model/model.h"
+#include "train_gpt/model/model_source.h"
 
 namespace sherd_bench {
 namespace {
 
 using namespace sherd;
-using train_gpt::Gpt;
 
 struct Soak {
   int ranks = 4, steps = 3000, settled = 200;
@@ -55,16 +54,21 @@ void train(RankContext& rank, const Soak& soak, int64_t experts, const ProcessMe
   const DeviceMesh mesh(rank.world, {{"shard", soak.ranks}});
   const int parts = experts > 0 && soak.ranks % 2 == 0 ? 2 : 1;
   const DeviceMesh expert_mesh(rank.world, {{"expert_shard", soak.ranks / parts}, {"expert", parts}});
-  const train_gpt::MoeShape mixture{experts, 2, 0.01f};
-  Gpt model({.dim = soak.dim, .layers = soak.layers, .heads = 4, .seq = soak.seq, .moe = mixture}, {},
-            experts > 0 ? sherd::nn::ExpertParallel::of(expert_mesh) : sherd::nn::ExpertParallel{});
+  train_gpt::TrainConfig config;
+  config.dim = soak.dim;
+  config.layers = soak.layers;
+  config.seq = soak.seq;
+  config.experts = experts;
+  const auto built =
+      build_model(config, {}, experts > 0 ? nn::ExpertParallel::of(expert_mesh) : nn::ExpertParallel{});
+  nn::CausalModel& model = *built;
   const Routing routing = route(model, {.optimizer = Algorithm::adamw});
   for (size_t i = 0; i < model.blocks(); ++i) {
-    if (train_gpt::MoeMlp* moe = model.block(i).moe()) {
+    if (ModuleBase* of_block = model.experts(i)) {
       FullyShardOptions options;
       options.shard_dim = "expert_shard";
       options.gradient_ranks = soak.ranks;
-      fully_shard(moe->experts(), expert_mesh, options);
+      fully_shard(*of_block, expert_mesh, options);
     }
     fully_shard(model.block(i), mesh);
   }

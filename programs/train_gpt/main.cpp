@@ -27,7 +27,6 @@
 #include <sherd/train/settings/config_differences.h>
 
 #include "train_gpt/model/model_source.h"
-#include "train_gpt/rules/model_rules.h"
 #include "train_gpt/rules/parse_config.h"
 #include "train_gpt/run/generate.h"
 #include "train_gpt/run/output.h"
@@ -153,35 +152,21 @@ std::string evaluate(Trainer& trainer, const TrainConfig& config, const sherd::T
   return wrong.empty() ? "" : fmt::format("evaluation ended, but {}", fmt::join(wrong, "; "));
 }
 
-// Generates text with a --model.
+// Prints text as it is made, so that a reader need not wait for all of it.
 void generate(Trainer& trainer, const TrainConfig& config, Output* out) {
-  const std::vector<int32_t> prompt = parse_prompt_tokens(config.prompt_tokens, vocabulary(config));
+  const std::vector<int32_t> prompt = prompt_tokens(config);
   if (!out) {
     trainer.generate(prompt, config.sample_bytes());
     return;
   }
   // --quiet: the text alone, as a pipe needs it.
   if (!out->quiet) print("\n" + sample_heading());
-  ShownTokens shown(config, [out](const std::string& text) { print(out->quiet ? text : shown_text(text)); });
+  ShownTokens shown(config, [&](const std::string& text) {
+    print(out->quiet ? text : config.model.empty() ? shown_bytes(text) : shown_text(text));
+  });
   for (const int32_t token : prompt) shown.add(token);
   trainer.generate(prompt, config.sample_bytes(), [&](int32_t token) { shown.add(token); });
   shown.finish();
-  if (!out->quiet) print("\n");
-}
-
-// Prints text as it is made, so that a reader need not wait for all of it.
-void sample(Trainer& trainer, const TrainConfig& config, Output* out) {
-  if (!config.model.empty()) return generate(trainer, config, out);
-  if (!out) {
-    trainer.sample(config.start_of_text(), config.sample_bytes());
-    return;
-  }
-  const std::string prompt = config.start_of_text();
-  // --quiet: the text alone, as a pipe needs it.
-  const auto show = [out](char c) { print(out->quiet ? std::string(1, c) : shown_byte(c)); };
-  if (!out->quiet) print("\n" + sample_heading());
-  for (const char c : prompt) show(c);
-  trainer.sample(prompt, config.sample_bytes(), show);
   if (!out->quiet) print("\n");
 }
 
@@ -256,7 +241,7 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
   export_all(trainer, config, out, doing);
   if (config.sample_bytes() > 0) {
     doing = "sampling";
-    sample(trainer, config, out);
+    generate(trainer, config, out);
   }
   return wrong;
 }

@@ -109,6 +109,20 @@ inline nn::ModelDescription description_of(const nlohmann::json& c) {
   return m;
 }
 
+/// train_gpt's GPT, which has no folder.
+inline nn::ModelDescription byte_gpt(int64_t experts = 0) {
+  return {.family = nn::ModelFamily::byte_gpt,
+          .vocab = 256,
+          .dim = 24,
+          .layers = 2,
+          .heads = 4,
+          .kv_heads = 4,
+          .head_dim = 6,
+          .hidden = 96,
+          .positions = 10,
+          .mixture = {.experts = experts, .top_k = 2, .hidden = 96, .balance = 0.01}};
+}
+
 struct GoldenFolder {
   explicit GoldenFolder(const std::string& family)
       : path(std::filesystem::path(GOLDEN_FOLDER) / "models" / family),

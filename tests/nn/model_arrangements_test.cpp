@@ -18,11 +18,14 @@ using nn::ModelDescription;
 
 constexpr int64_t kSeq = 9;
 
-ModelDescription described(const char* family) { return GoldenFolder(family).description; }
+ModelDescription described(const std::string& family) {
+  if (family.starts_with("byte_gpt")) return byte_gpt(family.ends_with("experts") ? 4 : 0);
+  return GoldenFolder(family).description;
+}
 
 TEST(Arrangements, StrategiesAndRecomputationHaveTheSameBits) {
   for (const char* family : {"llama", "qwen3_moe", "deepseek_v3", "glm4_moe", "olmo3", "gemma3_text",
-                             "gpt_oss", "mistral_longrope"}) {
+                             "gpt_oss", "mistral_longrope", "byte_gpt", "byte_gpt experts"}) {
     ModelDescription m = described(family);
     if (routes_in_groups(m)) m.mixture.balance = 0.01, m.mixture.bias_speed = 0.01;
     for (const int tp : {1, 2}) {
@@ -54,6 +57,7 @@ TEST(Arrangements, WhatTensorParallelRanksDoNotDivideIsWholeOutside) {
                         {"qwen2", 3, 200},
                         {"mistral", 4, 198},
                         {"gpt2", 4, 199},
+                        {"byte_gpt", 4, 199},
                         {"qwen3", 4, 5},
                         {"olmo2", 4, 199},
                         {"olmo3", 4, 5}}) {
@@ -68,26 +72,54 @@ TEST(Arrangements, WhatTensorParallelRanksDoNotDivideIsWholeOutside) {
 }
 
 TEST(Arrangements, ExpertsAndTensorParallelRanksGiveWhatOneRankGives) {
-  ModelDescription m = described("qwen3_moe");
-  m.init_std = 0.2f;
-  m.mixture.balance = 0.05;
-  // The balancing loss counts the choices of all ranks: with data-parallel ranks the mean over rows is each
-  // one's own, which is the same gradient where all have as many.
-  const Outcome want = train(m, {.name = "one"});
-  for (const Arrangement& a : {Arrangement{.name = "tp 2", .ranks = 2, .tp = 2},
-                               {.name = "ep 2", .ranks = 2, .ep = 2},
-                               {.name = "ep 4", .ranks = 4, .ep = 4},
-                               {.name = "ep 2 of 4, replicas", .ranks = 4, .ep = 2, .replicas = 2},
-                               {.name = "no expert ranks given", .ranks = 4, .default_ep = true},
-                               {.name = "replicas, no expert ranks given",
-                               .ranks = 4,
-                               .strategy = Strategy::optim,
-                               .replicas = 2,
-                               .default_ep = true},
-                               {.name = "tp 2 ep 2", .ranks = 2, .tp = 2, .ep = 2},
-                               {.name = "tp 4 ep 2", .ranks = 4, .tp = 4, .ep = 2},
-                               {.name = "tp 2 ep 4", .ranks = 4, .tp = 2, .ep = 4}})
-    expect_near(train(m, a), want, a.name);
+  for (const char* family : {"qwen3_moe", "byte_gpt experts"}) {
+    ModelDescription m = described(family);
+    m.init_std = 0.2f;
+    m.mixture.balance = 0.05;
+    // The balancing loss counts the choices of all ranks: with data-parallel ranks the mean over rows is each
+    // one's own, which is the same gradient where all have as many.
+    const Outcome want = train(m, {.name = "one"});
+    for (const Arrangement& a : {Arrangement{.name = "tp 2", .ranks = 2, .tp = 2},
+                                 {.name = "ep 2", .ranks = 2, .ep = 2},
+                                 {.name = "ep 4", .ranks = 4, .ep = 4},
+                                 {.name = "ep 2 of 4, replicas", .ranks = 4, .ep = 2, .replicas = 2},
+                                 {.name = "no expert ranks given", .ranks = 4, .default_ep = true},
+                                 {.name = "replicas, no expert ranks given",
+                                 .ranks = 4,
+                                 .strategy = Strategy::optim,
+                                 .replicas = 2,
+                                 .default_ep = true},
+                                 {.name = "tp 2 ep 2", .ranks = 2, .tp = 2, .ep = 2},
+                                 {.name = "tp 4 ep 2", .ranks = 4, .tp = 4, .ep = 2},
+                                 {.name = "tp 2 ep 4", .ranks = 4, .tp = 2, .ep = 4}})
+      expect_near(train(m, a), want, a.name);
+  }
+}
+
+// Checkpoints and first weights depend on names and their order.
+TEST(Arrangements, ParametersOfTheByteGptThatAreCut) {
+  for (const int64_t experts : {0, 4})
+    launch(2, [&](RankContext& rank) {
+      ArrangedModel arranged(rank, byte_gpt(experts), {.name = "tp", .ranks = 2, .tp = 2});
+      std::vector<std::string> cut;
+      for (auto& [name, p] : arranged.model->named_parameters())
+        if (p.tensor_shard() && p.tensor_shard()->mesh_dim == "tp" && !name.starts_with("blocks.1")) {
+          cut.push_back(name);
+          EXPECT_EQ(p.numel() * 2, numel_of(p.global_shape())) << name;
+        }
+      std::vector<std::string> want{"head.weight", "blocks.0.qkv.weight", "blocks.0.proj.weight"};
+      if (experts == 0) want.insert(want.end(), {"blocks.0.fc.weight", "blocks.0.out.weight"});
+      EXPECT_EQ(cut, want);
+    });
+  std::vector<std::string> block;
+  for (auto& [name, p] : causal_model(byte_gpt(4))->named_parameters())
+    if (!name.starts_with("blocks.1")) block.push_back(name);
+  EXPECT_THAT(block,
+              testing::ElementsAre("tok.weight", "pos.weight", "norm.weight", "head.weight",
+                                   "blocks.0.norm1.weight", "blocks.0.qkv.weight", "blocks.0.proj.weight",
+                                   "blocks.0.norm2.weight", "blocks.0.moe.router.weight",
+                                   "blocks.0.moe.experts.fc.weight", "blocks.0.moe.experts.fc.bias",
+                                   "blocks.0.moe.experts.out.weight", "blocks.0.moe.experts.out.bias"));
 }
 
 // Every third parameter is frozen by set_frozen(), in each of three ways.
@@ -147,7 +179,9 @@ TEST(Arrangements, GatesThatAreNotNormalisedTrainAlike) {
 }
 
 TEST(Arrangements, UnitsOfBf16StayNearF32) {
-  for (const char* family : kFamilies) {
+  std::vector<const char*> families(std::begin(kFamilies), std::end(kFamilies));
+  families.push_back("byte_gpt");
+  for (const char* family : families) {
     const ModelDescription m = described(family);
     const Outcome want = train(m, {.name = "f32"});
     for (const int tp : {1, 2}) {
@@ -228,16 +262,17 @@ TEST(Arrangements, SequencesLongerThanThePositionsAreRefused) {
 
 // Scores are of size 1, through two layers of sums in other orders: 1e-5 of the largest logit, as elsewhere.
 TEST(Arrangements, TokenByTokenWithACacheIsTheWholeSequence) {
-  for (const Arrangement& a :
-       {Arrangement{.name = "gpt2", .ranks = 2, .tp = 2}, Arrangement{.name = "llama", .ranks = 4, .tp = 4},
-        Arrangement{.name = "qwen3_moe", .ranks = 2, .tp = 2, .ep = 2},
-        Arrangement{.name = "deepseek_v3", .ranks = 2, .tp = 2, .ep = 2},
-        Arrangement{.name = "glm4_moe", .ranks = 2, .tp = 2, .ep = 2},
-        Arrangement{.name = "olmo3", .ranks = 2, .tp = 2},
-        Arrangement{.name = "gemma3_text", .ranks = 2, .tp = 2},
-        Arrangement{.name = "mistral_longrope", .ranks = 2, .tp = 2},
-        Arrangement{.name = "qwen2_yarn", .ranks = 3, .tp = 3},
-        Arrangement{.name = "gpt_oss", .ranks = 2, .tp = 2, .ep = 2}})
+  for (const Arrangement& a : {Arrangement{.name = "gpt2", .ranks = 2, .tp = 2},
+                               Arrangement{.name = "byte_gpt", .ranks = 2, .tp = 2},
+                               Arrangement{.name = "llama", .ranks = 4, .tp = 4},
+                               Arrangement{.name = "qwen3_moe", .ranks = 2, .tp = 2, .ep = 2},
+                               Arrangement{.name = "deepseek_v3", .ranks = 2, .tp = 2, .ep = 2},
+                               Arrangement{.name = "glm4_moe", .ranks = 2, .tp = 2, .ep = 2},
+                               Arrangement{.name = "olmo3", .ranks = 2, .tp = 2},
+                               Arrangement{.name = "gemma3_text", .ranks = 2, .tp = 2},
+                               Arrangement{.name = "mistral_longrope", .ranks = 2, .tp = 2},
+                               Arrangement{.name = "qwen2_yarn", .ranks = 3, .tp = 3},
+                               Arrangement{.name = "gpt_oss", .ranks = 2, .tp = 2, .ep = 2}})
     launch(a.ranks, [&](RankContext& rank) {
       const ModelDescription m = described(a.name);
       ArrangedModel arranged(rank, m, a, 5);

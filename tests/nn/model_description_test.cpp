@@ -32,6 +32,12 @@ TEST(CausalModel, BadDescriptionsAreRefusedWithAllThatIsWrong) {
   EXPECT_THAT(refusal(changed("gpt2", [](auto& m) { m.mlp_bias = false; })),
               HasSubstr("gpt2 has biases everywhere"));
   EXPECT_THAT(refusal(changed("gpt2", [](auto& m) { m.kv_heads = 2; })), HasSubstr("as many kv_heads (2)"));
+  ModelDescription bytes = byte_gpt();
+  EXPECT_THAT(refusal(bytes, {.sequence_parallel = true, .lora = {.rank = 2, .alpha = 1, .targets = "qkv"}}),
+              AllOf(HasSubstr("no sequence parallelism"), HasSubstr("have no adapters")));
+  bytes.tied = bytes.qkv_bias = true;
+  EXPECT_THAT(refusal(bytes),
+              AllOf(HasSubstr("byte_gpt has biases nowhere"), HasSubstr("a head of its own")));
   EXPECT_THAT(refusal(changed("qwen3_moe", [](auto& m) { m.mixture.top_k = 9; })), HasSubstr("top_k 9"));
   EXPECT_THAT(refusal(changed("mixtral", [](auto& m) { m.mixture.experts = 0; })),
               HasSubstr("mixtral is a family with them"));

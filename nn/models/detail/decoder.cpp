@@ -18,7 +18,11 @@ DecoderLayer::DecoderLayer(const Context& context, const ExpertParallel& ep,
                            const std::shared_ptr<RopeTable>& rope, int64_t number)
     : context_(context) {
   const FamilyNames& names = names_of(context.model.family);
-  const Context layer = context.below(fmt::format("{}.{}", names.layers, number));
+  Context layer = context.below(fmt::format("{}.{}", names.layers, number));
+  if (names.flat)
+    layer.in_layer = [this](std::string name, Shape shape, Init init) {
+      return param(std::move(name), std::move(shape), std::move(init));
+    };
   norm1_ = norm(names.norm1);
   norm1_behind_ = norm(names.norm1_behind);
   if (context.model.latent.kv_rank > 0) {
@@ -107,11 +111,11 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
       all_ranks_(o.ep.all),
       logits_chunk_(o.logits_chunk),
       sequence_parallel_(o.sequence_parallel),
-      vocabulary_{o.tp, m.vocab} {
+      vocabulary_{o.tp, m.vocab},
+      table_cut_{is_byte_gpt(m) ? TensorParallel{} : o.tp, m.vocab} {
   const FamilyNames& names = names_of(m.family);
   const auto weight = [](const char* name) { return std::string(name) + ".weight"; };
-  const Shape rows{vocabulary_.rows(), m.dim};
-  table_ = vocabulary_.cut(param(weight(names.table), rows, context_.values()));
+  table_ = table_cut_.cut(param(weight(names.table), {table_cut_.rows(), m.dim}, context_.values()));
   if (names.positions != nullptr)
     positions_ = param(weight(names.positions), {m.positions, m.dim}, context_.values());
   child(names.layers, layers_);
@@ -123,7 +127,7 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
   norm_ = context_.norm(param(weight(names.norm), {m.dim}, context_.norm_values()));
   if (is_gpt2(m)) norm_.bias = param(std::string(names.norm) + ".bias", {m.dim}, constant(0));
   head_ = m.tied ? tie(weight(names.head), table_)
-                 : vocabulary_.cut(param(weight(names.head), rows, context_.values()));
+                 : vocabulary_.cut(param(weight(names.head), {vocabulary_.rows(), m.dim}, context_.values()));
   if (!context_.adapters) return;
   for (auto& [name, p] : named_parameters())
     if (p.shape().size() == 3) refuse_stack(name, context_.adapters->targets());
@@ -147,8 +151,8 @@ SequenceRows Decoder::rows_of(const Tensor& tokens, const KvCache* cache) const 
 // Rows of a sequence whose first has position `first`.
 Var Decoder::embedded(const Var& tokens, int64_t first, const SequenceRows& rows) const {
   if (first == 0 || !positions_.defined())
-    return vocab_parallel_embedding(vocabulary_, tokens, table_, positions_, rows.split);
-  return vocab_parallel_embedding(vocabulary_, tokens, table_) +
+    return vocab_parallel_embedding(table_cut_, tokens, table_, positions_, rows.split);
+  return vocab_parallel_embedding(table_cut_, tokens, table_) +
          Var(positions_.data().rows(first, first + tokens.size(1)));
 }
 
@@ -241,7 +245,7 @@ Var Decoder::next_objective(const Var& x, const Var& tokens, const NextTokens& n
   const Var ids = tokens.tape() != nullptr ? tokens.tape()->input(next.tokens) : Var(next.tokens);
   const LayerBalance balance =
       balance_of(layer, balance_scale, std::make_shared<LayerLoads>(layer + 1), tokens, documents);
-  const Var y = layers_.back()(vocab_parallel_embedding(vocabulary_, ids, table_, {}, rows.split), x, rows,
+  const Var y = layers_.back()(vocab_parallel_embedding(table_cut_, ids, table_, {}, rows.split), x, rows,
                                tokens.size(0), balance, documents);
   const CrossEntropy loss = loss_of(y, next.targets, next.scale);
   if (next.loss_sum.defined()) ops::accumulate_sum(tokens.stream(), next.loss_sum, loss.losses);

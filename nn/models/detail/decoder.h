@@ -88,7 +88,7 @@ class Decoder : public CausalModel {
   Tensor step_load_;                         // i32 [layers, experts], of this step and rank
   int64_t logits_chunk_;
   bool sequence_parallel_;
-  VocabularyCut vocabulary_;
+  VocabularyCut vocabulary_, table_cut_;  // of the head; of the table
   Parameter table_, positions_;
   ModuleList<DecoderLayer> layers_;  // model.layers, then the one for multi-token prediction
   Norm norm_;

@@ -49,6 +49,24 @@ const FamilyNames& names_of(ModelFamily family) {
     names.norm2 = "pre_feedforward_layernorm";
     return names;
   }();
+  static constexpr FamilyNames kByteGpt{.table = "tok",
+                                        .positions = "pos",
+                                        .layers = "blocks",
+                                        .norm1 = "norm1",
+                                        .attention = "attention",
+                                        .norm2 = "norm2",
+                                        .mlp = "moe",
+                                        .q = "qkv",
+                                        .k = nullptr,
+                                        .v = nullptr,
+                                        .out = "proj",
+                                        .up = "fc",
+                                        .down = "out",
+                                        .gate = nullptr,
+                                        .norm = "norm",
+                                        .head = "head",
+                                        .flat = true};
+  if (family == ModelFamily::byte_gpt) return kByteGpt;
   if (family == ModelFamily::gemma3) return kGemma;
   if (family == ModelFamily::olmo2 || family == ModelFamily::olmo3) return kOlmo2;
   return family == ModelFamily::gpt2 ? kGpt2 : kLlama;

@@ -12,12 +12,13 @@ struct FamilyNames {
   const char *table, *positions;  // null: rotary
   const char* layers;
   const char *norm1, *attention, *norm2, *mlp;  // of a layer; norms before attention and MLP
-  const char *q, *k, *v, *out;                  // of the attention
-  const char *up, *down;                        // of the MLP; gated ones have `gate` as well
+  const char *q, *k, *v, *out;  // of the attention; without k and v, q is one matrix of all three
+  const char *up, *down;        // of the MLP; gated ones have `gate` as well
   const char* gate;
   const char *norm, *head;
   // Norms of what attention and MLP add to the residual stream; null: none.
   const char *norm1_behind = nullptr, *norm2_behind = nullptr;
+  bool flat = false;  // parameters of attention and dense MLP are the layer's own
 };
 
 const FamilyNames& names_of(ModelFamily family);

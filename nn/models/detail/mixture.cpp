@@ -20,20 +20,28 @@ const std::shared_ptr<Communicator>& counted_ranks(const std::shared_ptr<Communi
 Experts::Experts(const Context& context, const ExpertParallel& parallel) {
   const int64_t n = parallel.share(context.model.mixture.experts), dim = context.model.dim,
                 hidden = context.model.mixture.hidden;
-  const auto piece = [&](const char* name, Shape local) {
-    return param(name, std::move(local), context.values())
-        .set_tensor_shard({"expert", 0, parallel.parts, parallel.index});
+  const auto cut = [&](Parameter p) {
+    return p.set_tensor_shard({"expert", 0, parallel.parts, parallel.index});
   };
+  const auto piece = [&](const char* name, Shape local) {
+    return cut(param(name, std::move(local), context.values()));
+  };
+  const auto bias = [&](const char* name, int64_t columns) {
+    return cut(param(name, {n, columns}, constant(0)));
+  };
+  if (is_byte_gpt(context.model)) {
+    up_ = piece("fc.weight", {n, hidden, dim});
+    up_bias_ = bias("fc.bias", hidden);
+    down_ = cut(param("out.weight", {n, dim, hidden}, context.residual_values()));
+    down_bias_ = bias("out.bias", dim);
+    return;
+  }
   if (!is_gpt_oss(context.model)) {
     gate_ = piece("gate_proj.weight", {n, hidden, dim});
     up_ = piece("up_proj.weight", {n, hidden, dim});
     down_ = piece("down_proj.weight", {n, dim, hidden});
     return;
   }
-  const auto bias = [&](const char* name, int64_t columns) {
-    return param(name, {n, columns}, constant(0))
-        .set_tensor_shard({"expert", 0, parallel.parts, parallel.index});
-  };
   gate_ = piece("gate_proj.weight", {n, dim, hidden});
   gate_bias_ = bias("gate_proj.bias", hidden);
   up_ = piece("up_proj.weight", {n, dim, hidden});
@@ -43,6 +51,8 @@ Experts::Experts(const Context& context, const ExpertParallel& parallel) {
 }
 
 Var Experts::forward(const Var& x, const std::vector<int64_t>& offsets) {
+  if (!gate_.defined())
+    return grouped_linear(gelu(grouped_linear(x, offsets, up_, up_bias_)), offsets, down_, down_bias_);
   if (gate_bias_.defined()) {
     const Var gated = clamped_swiglu(grouped_linear(x, offsets, gate_, gate_bias_, /*in_out=*/true),
                                      grouped_linear(x, offsets, up_, up_bias_, /*in_out=*/true));
@@ -55,7 +65,7 @@ Var Experts::forward(const Var& x, const std::vector<int64_t>& offsets) {
 Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
     : context_(context), parallel_(parallel), experts_(context, parallel) {
   const MixtureDescription& m = context.model.mixture;
-  const std::string router = is_gpt_oss(context.model) ? "router" : "gate";
+  const std::string router = is_gpt_oss(context.model) || is_byte_gpt(context.model) ? "router" : "gate";
   router_ = param(router + ".weight", {m.experts, context.model.dim}, context.values());
   if (is_gpt_oss(context.model)) router_bias_ = param(router + ".bias", {m.experts}, context.values());
   if (routes_in_groups(context.model))

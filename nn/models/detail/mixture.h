@@ -18,7 +18,8 @@ const std::shared_ptr<Communicator>& counted_ranks(const std::shared_ptr<Communi
                                                    const Parameter& p);
 
 /// The experts of one rank, a unit of its own on the expert mesh: down_e(silu(gate_e(x)) * up_e(x)), each
-/// expert on its rows. Those of gpt_oss have biases and clamped_swiglu(), and matrices [in, out] as in its files. Experts without rows, and calls without any, take part in the unit's collectives like
+/// expert on its rows. Those of gpt_oss have biases and clamped_swiglu(), and matrices [in, out] as in its files; those of
+/// byte_gpt biases, and gelu without a gate. Experts without rows, and calls without any, take part in the unit's collectives like
 /// the others.
 class Experts : public Module<Experts> {
  public:
@@ -28,7 +29,7 @@ class Experts : public Module<Experts> {
 
  private:
   Parameter gate_, up_, down_;
-  Parameter gate_bias_, up_bias_, down_bias_;  // gpt_oss
+  Parameter gate_bias_, up_bias_, down_bias_;  // gpt_oss, byte_gpt
 };
 
 /// Every row's top_k experts by a learned router, weighted by its gates. No row is dropped. Each forward

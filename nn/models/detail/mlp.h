@@ -6,7 +6,7 @@
 
 namespace sherd::nn::detail {
 
-/// residual + down(silu(gate(x)) * up(x)), of gemma3 with gelu in the place of silu, of gpt2 residual +
+/// residual + down(silu(gate(x)) * up(x)), of gemma3 with gelu in the place of silu, of gpt2 and byte_gpt residual +
 /// down(gelu(up(x))); both with the tanh form. The residual may be undefined where gelu is.
 /// Tensor-parallel: a rank has hidden / tp of the columns between, and all rows there.
 class Mlp : public Module<Mlp> {

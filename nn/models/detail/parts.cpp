@@ -66,8 +66,8 @@ Init Context::values() const { return normal(model.init_std); }
 // (Radford et al., Language Models are Unsupervised Multitask Learners, 2019: by the square root of the
 // number of residual layers. The other families do not.)
 Init Context::residual_values() const {
-  return is_gpt2(model) ? normal(model.init_std / std::sqrt(2.0f * static_cast<float>(model.layers)))
-                        : values();
+  return is_gpt(model) ? normal(model.init_std / std::sqrt(2.0f * static_cast<float>(model.layers)))
+                       : values();
 }
 
 Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var& residual, const Var& x,

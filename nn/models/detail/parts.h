@@ -32,6 +32,7 @@ struct Context {
   std::shared_ptr<Adapters> adapters = nullptr;  // of the model; null: none
   std::string path = {};                         // of the module that is built, "model.layers.0.mlp."
   bool logit_maxima = false;                     // as CausalModelOptions::logit_maxima
+  Adapters::Declare in_layer = nullptr;          // of the layer where it is flat; null: each module's own
 
   /// The shape of a weight of so many inputs and outputs, and the dimensions that they are.
   Shape weight(int64_t in, int64_t out) const;

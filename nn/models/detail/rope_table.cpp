@@ -2,13 +2,12 @@
 
 #include <cmath>
 
-#include <sherd/nn/models/detail/family_names.h>
 #include <sherd/nn/rope.h>
 
 namespace sherd::nn::detail {
 
 RopeTable::RopeTable(const ModelDescription& m, const RopeDescription& rope) {
-  if (is_gpt2(m)) return;
+  if (is_gpt(m)) return;
   scaling_ = rope.scaling;
   const auto of = [&](int64_t positions) {
     return ops::rope_frequencies(m.rotated(rope), rope.theta, scaling_, positions);

@@ -21,32 +21,41 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
   const bool whole = m.kv_heads % tp.size() != 0;
   if (whole) shared_ = key_heads(tp.rank() * heads_, heads_, m.heads, m.kv_heads);
   kv_heads_ = whole ? static_cast<int64_t>(shared_.size()) : tp.share(m.kv_heads);
+  const auto own = [this](std::string name, Shape shape, Init init) {
+    return param(std::move(name), std::move(shape), std::move(init));
+  };
+  const Adapters::Declare declare = context.in_layer ? context.in_layer : own;
   const auto add = [&](const char* name, int64_t local_heads, bool cut) {
     const int64_t out = local_heads * m.head_dim;
     const auto piece = [&](Parameter p, int dim) { return cut ? tp.cut(std::move(p), dim) : p; };
     weights_.push_back(
-        piece(param(std::string(name) + ".weight", context.weight(m.dim, out), context.values()),
+        piece(declare(std::string(name) + ".weight", context.weight(m.dim, out), context.values()),
               context.out_dim()));
-    if (m.qkv_bias) biases_.push_back(piece(param(std::string(name) + ".bias", {out}, constant(0)), 0));
+    if (m.qkv_bias) biases_.push_back(piece(declare(std::string(name) + ".bias", {out}, constant(0)), 0));
   };
   const int64_t local_kv = whole ? m.kv_heads : kv_heads_;
-  add(names.q, heads_, true);
-  add(names.k, local_kv, !whole);
-  add(names.v, local_kv, !whole);
-  out_ = tp.cut(param(std::string(names.out) + ".weight", context.weight(heads_ * m.head_dim, m.dim),
-                      context.residual_values()),
+  const bool fused = names.k == nullptr;
+  add(names.q, fused ? 3 * heads_ : heads_, true);
+  if (fused) {
+    const int64_t rows = heads_ * m.head_dim;
+    weights_[0].set_row_blocks(stacked_blocks({rows, rows, rows}, {"q", "k", "v"}));
+  } else {
+    add(names.k, local_kv, !whole);
+    add(names.v, local_kv, !whole);
+  }
+  out_ = tp.cut(declare(std::string(names.out) + ".weight", context.weight(heads_ * m.head_dim, m.dim),
+                        context.residual_values()),
                 context.in_dim());
-  if (m.out_bias) out_bias_ = param(std::string(names.out) + ".bias", {m.dim}, constant(0));
+  if (m.out_bias) out_bias_ = declare(std::string(names.out) + ".bias", {m.dim}, constant(0));
   if (is_gpt_oss(m)) sinks_ = tp.cut(param("sinks", {heads_}, context.values()), 0);
-  const auto declare = [this](std::string name, Shape shape, Init init) {
-    return param(std::move(name), std::move(shape), std::move(init));
-  };
   const int64_t queries = whole ? 0 : heads_ * m.head_dim;
   std::vector<Adapter>& of_keys = whole ? shared_adapters_ : adapters_;
   const WeightCut keys_cut = whole ? WeightCut::none : WeightCut::out;
-  context.adapt(adapters_, names.q, weights_[0], WeightCut::out, 0, declare);
-  context.adapt(of_keys, names.k, weights_[1], keys_cut, queries, declare);
-  context.adapt(of_keys, names.v, weights_[2], keys_cut, queries + local_kv * m.head_dim, declare);
+  if (!fused) {
+    context.adapt(adapters_, names.q, weights_[0], WeightCut::out, 0, declare);
+    context.adapt(of_keys, names.k, weights_[1], keys_cut, queries, declare);
+    context.adapt(of_keys, names.v, weights_[2], keys_cut, queries + local_kv * m.head_dim, declare);
+  }
   context.adapt(out_adapters_, names.out, out_, WeightCut::in, 0, declare);
   if (context.logit_maxima) {
     AttentionHeads of{.name = context.path,
@@ -63,7 +72,7 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
     for (const std::vector<Parameter>* all : {&weights_, &biases_}) {
       if (all->empty()) continue;
       of.queries.push_back({all->at(0)});
-      of.keys.push_back({all->at(1), whole ? shared_.front() * m.head_dim : 0});
+      of.keys.push_back({all->at(fused ? 0 : 1), fused ? queries : whole ? shared_.front() * m.head_dim : 0});
     }
     maxima_ = std::make_shared<LogitMaxima>(std::move(of));
   }

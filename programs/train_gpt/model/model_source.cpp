@@ -21,7 +21,6 @@
 #include <sherd/train/settings/saved_settings.h>
 
 #include <sherd/nn/hf/adapter_folder.h>
-#include "train_gpt/model/model.h"
 #include "train_gpt/settings/launch_flags.h"
 #include "train_gpt/settings/run_options.h"
 
@@ -31,14 +30,21 @@ namespace nn = sherd::nn;
 namespace fs = std::filesystem;
 namespace {
 
-GptShape byte_shape(const TrainConfig& c) {
-  const MoeShape moe{c.experts, c.expert_top_k, static_cast<float>(c.moe_aux)};
-  return {.dim = c.dim,
+nn::ModelDescription byte_gpt(const TrainConfig& c) {
+  return {.family = nn::ModelFamily::byte_gpt,
+          .vocab = kBytes,
+          .dim = c.dim,
           .layers = c.layers,
           .heads = c.heads,
-          .seq = c.seq,
-          .moe = moe,
-          .logit_maxima = c.qk_clip > 0 && c.trains()};
+          .kv_heads = c.heads,
+          .head_dim = c.dim / c.heads,
+          .hidden = 4 * c.dim,
+          .positions = c.seq,
+          .mixture = {.experts = c.experts,
+                      .top_k = c.expert_top_k,
+                      .hidden = 4 * c.dim,
+                      .normalise = c.expert_top_k > 1,  // else all gates would be 1
+                      .balance = c.moe_aux}};
 }
 
 // Returns the files of a folder besides weights, with the configuration that the run follows: for models
@@ -139,6 +145,7 @@ fs::path stored_weights(const TrainConfig& c) {
 }  // namespace
 
 nn::ModelDescription description_of(const TrainConfig& c) {
+  if (c.model.empty()) return byte_gpt(c);
   const ModelSource source = model_source(c);
   nn::ModelDescription d = source.config.description;
   d.mixture.balance = c.moe_aux;
@@ -197,13 +204,10 @@ void take_sizes(TrainConfig& c, const ModelSource& source, bool balance_given) {
   if (!balance_given) c.moe_aux = d.mixture.experts > 0 ? d.mixture.balance : TrainConfig().moe_aux;
 }
 
-int64_t vocabulary(const TrainConfig& c) {
-  return c.model.empty() ? GptShape::kVocab : model_source(c).config.description.vocab;
-}
+int64_t vocabulary(const TrainConfig& c) { return description_of(c).vocab; }
 
 std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::TensorParallel& tp,
                                              const nn::ExpertParallel& ep) {
-  if (c.model.empty()) return std::make_unique<Gpt>(byte_shape(c), tp, ep);
   const nn::ModelDescription d = description_of(c);
   // Number of rows of logits at once, large enough for fast products. On a CPU: all rows of a microbatch up
   // to 64 MiB in f32, since backward computes logits again where a chunk has fewer; else 16 MiB, which stay
@@ -211,9 +215,10 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
   // times as slow a step).
   const bool gpu = sherd::parse_device_kind(c.device) == sherd::DeviceKind::cuda;
   const int64_t most = (int64_t{16} << (gpu ? 24 : 20)) * tp.size() / d.vocab, rows = c.microbatch() * c.seq;
-  const int64_t chunk = gpu            ? std::clamp<int64_t>(most / 128 * 128, 128, 8192)
-                        : rows <= most ? rows
-                                       : std::clamp<int64_t>(most / 4, 128, 1024);
+  const int64_t chunk = c.model.empty() ? 0
+                        : gpu           ? std::clamp<int64_t>(most / 128 * 128, 128, 8192)
+                        : rows <= most  ? rows
+                                        : std::clamp<int64_t>(most / 4, 128, 1024);
   return nn::causal_model(d, {.tp = tp,
                               .ep = ep,
                               .sequence_parallel = c.sequence_parallel,
@@ -223,10 +228,9 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
 }
 
 sherd::TokenWork token_work(const TrainConfig& c) {
-  if (c.model.empty()) return token_work(byte_shape(c));
   const nn::ModelDescription d = description_of(c);
   const nn::MixtureDescription& m = d.mixture;
-  const int64_t matrices = d.family == nn::ModelFamily::gpt2 ? 2 : 3;  // of an MLP
+  const int64_t matrices = is_gpt(d) ? 2 : 3;  // of an MLP
   const nn::LatentDescription& l = d.latent;
   const int64_t queries =
       l.q_rank > 0 ? l.q_rank * (d.dim + d.heads * d.head_dim) : d.dim * d.heads * d.head_dim;

@@ -56,13 +56,16 @@ TrainConfig with_model_files(TrainConfig config);
 /// Sets what --model decides: sizes, experts and, unless it was given, the weight of the balancing loss.
 void take_sizes(TrainConfig& config, const ModelSource& source, bool balance_given);
 
-/// The model that build_model() builds of --model: as config.json describes it, with what settings of training decide.
+/// Byte values, the vocabulary without --model.
+constexpr int64_t kBytes = 256;
+/// The model that build_model() builds: without --model the byte GPT; else as config.json describes it, with what settings of
+/// training decide.
 sherd::nn::ModelDescription description_of(const TrainConfig& config);
 
-/// Returns the number of the model's tokens: 256 bytes without --model.
+/// Returns the number of the model's tokens.
 int64_t vocabulary(const TrainConfig& config);
 
-/// Builds --model's model, or the byte model; parameters are only described.
+/// Builds the model of description_of(); parameters are only described.
 std::unique_ptr<sherd::nn::CausalModel> build_model(const TrainConfig& config,
                                                     const sherd::nn::TensorParallel& tp,
                                                     const sherd::nn::ExpertParallel& ep);

@@ -62,7 +62,7 @@ ParameterCount count_parameters(const TrainConfig& c, const nn::CausalModel& mod
 
 sherd::TokenWork trained_work(const TrainConfig& c, nn::CausalModel& model) {
   sherd::TokenWork work = token_work(c);
-  const nn::ModelDescription d = c.model.empty() ? nn::ModelDescription() : description_of(c);
+  const nn::ModelDescription d = description_of(c);
   const auto blocks = static_cast<int64_t>(model.blocks());
   // Gradients of inputs end with the first block that has a trained parameter.
   int64_t first = blocks;
@@ -84,7 +84,7 @@ sherd::TokenWork trained_work(const TrainConfig& c, nn::CausalModel& model) {
   }
   const auto windowed = [&](int64_t end) {
     int64_t count = 0;
-    for (int64_t i = 0; i < end; ++i) count += !c.model.empty() && d.has_window(i);
+    for (int64_t i = 0; i < end; ++i) count += d.has_window(i);
     return count;
   };
   const int64_t windows = windowed(blocks), windows_ahead = windowed(first);

@@ -9,7 +9,7 @@
 #include <sherd/fsdp/name_pattern.h>
 #include <sherd/train/data/token_list.h>
 
-#include "train_gpt/model/model.h"
+#include "train_gpt/model/model_source.h"
 #include "train_gpt/rules/training_rules.h"
 #include "train_gpt/settings/optimizer_config.h"
 #include "train_gpt/settings/settings.h"
@@ -22,7 +22,7 @@ std::string undivided(const TrainConfig& c, int64_t tp, const std::set<std::stri
   std::vector<std::string> list;
   if (!bad.contains("heads") && c.heads % tp != 0) list.push_back(fmt::format("--heads {}", c.heads));
   if (!bad.contains("dim") && 4 * c.dim % tp != 0) list.push_back(fmt::format("4 x --dim {}", c.dim));
-  if (GptShape::kVocab % tp != 0) list.push_back(fmt::format("the {} byte values", GptShape::kVocab));
+  if (kBytes % tp != 0) list.push_back(fmt::format("the {} byte values", kBytes));
   return fmt::format("{}", fmt::join(list, " and "));
 }
 

@@ -1,4 +1,4 @@
-// Text from a --model.
+// Text from the model.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,11 @@
 
 namespace train_gpt {
 
-/// Prints tokens as they are made: as text by --tokenizer or the tokenizer.json of --model's folder, else as
+/// Returns the tokens that text is generated from: the bytes of --prompt, or with --model --prompt-tokens. @throws as
+/// parse_prompt_tokens().
+std::vector<int32_t> prompt_tokens(const TrainConfig& config);
+
+/// Prints tokens as they are made: as bytes without --model; with it as text by --tokenizer or the tokenizer.json of --model's folder, else as
 /// the tokens' ids. @throws sherd::IoError for a file that cannot be used.
 class ShownTokens {
  public:

@@ -23,7 +23,6 @@
 #include <sherd/train/report/step_result.h>
 #include <sherd/train/saving/saving.h>
 
-#include "train_gpt/model/model.h"
 #include "train_gpt/model/model_source.h"
 #include "train_gpt/model/trained_work.h"
 #include "train_gpt/settings/train_config.h"
@@ -119,11 +118,9 @@ class Trainer {
   Evaluation evaluate();
   /// Equal for runs whose evaluations read the same windows with the same weights.
   std::string evaluation_data() const;
-  /// `count` bytes after `prompt`, which is not empty, drawn as --temperature and --top-p say by a generator seeded
-  /// with --seed. Equal on all ranks; `made` is given each byte as soon as it is drawn. @returns all, prompt included.
-  std::string sample(const std::string& prompt, int64_t count, const std::function<void(char)>& made = {});
-  /// Returns the prompt, not empty, and `count` tokens behind it, by a --model with a cache of keys and
-  /// values; `made` is called for each. Equal on all ranks.
+  /// Returns the prompt, not empty, and `count` tokens behind it, drawn as --temperature and --top-p say by a generator
+  /// seeded with --seed. Equal on all ranks; `made` is given each token as soon as it is drawn. A --model keeps keys and
+  /// values in a cache.
   std::vector<int32_t> generate(std::vector<int32_t> prompt, int64_t count,
                                 const std::function<void(int32_t)>& made = {});
   /// Exports weights as --export-weights and --export-dtype request. Collective. @returns as

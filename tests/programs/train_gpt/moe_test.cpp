@@ -1,6 +1,4 @@
 // The mixture of experts against a plain host implementation in double, and its finite differences.
-#include "train_gpt/model/moe.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,6 +10,8 @@
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
+#include <sherd/nn/elementwise.h>
+#include <sherd/nn/models/detail/mixture.h>
 
 namespace train_gpt {
 namespace {
@@ -166,11 +166,15 @@ struct Host {
 // The unit of the dense parameters: here the router alone.
 class Net : public nn::Module<Net> {
  public:
-  Net(const MoeShape& shape, const ExpertParallel& parallel) : moe(kDim, 0.02f, 0.02f, shape, parallel) {
+  Net(const nn::MixtureDescription& mixture, const nn::ExpertParallel& parallel)
+      : moe({.model = {.family = nn::ModelFamily::byte_gpt, .dim = kDim, .layers = 1, .mixture = mixture}},
+            parallel) {
     child("moe", moe);
   }
-  nn::Var forward(const nn::Var& x, float loss_scale) { return moe(x, loss_scale); }
-  MoeMlp moe;
+  nn::Var forward(const nn::Var& x, float loss_scale) {
+    return moe(nn::SequenceRows{.count = x.size(0)}, nn::scale(x, 0), x, loss_scale);
+  }
+  nn::detail::Mixture moe;
 };
 
 struct Found {
@@ -205,7 +209,12 @@ Found run(const Host& host, DType dtype = DType::f32) {
     const DeviceMesh mesh(rank.world, {{"shard", c.ranks}});
     const DeviceMesh expert_mesh(rank.world, {{"expert_shard", c.ranks / c.parts}, {"expert", c.parts}});
     const int index = expert_mesh.coordinate("expert");
-    Net net({.experts = kExperts, .top_k = c.top_k, .balance = c.balance}, ExpertParallel::of(expert_mesh));
+    Net net({.experts = kExperts,
+             .top_k = c.top_k,
+             .hidden = kHidden,
+             .normalise = c.top_k > 1,
+             .balance = c.balance},
+            nn::ExpertParallel::of(expert_mesh));
     FullyShardOptions o;
     o.strategy = c.strategy;
     o.compute_dtype = dtype;
@@ -333,7 +342,7 @@ TEST(MoeBf16, AgreesToItsPrecision) {
 TEST(Moe, EvaluationKeepsNothing) {
   launch(2, {.device = {.kernels = parse_cpu_kernels(TEST_KERNELS)}}, [](RankContext& rank) {
     const DeviceMesh mesh(rank.world, {{"expert_shard", 1}, {"expert", 2}});
-    Net net({.experts = kExperts}, ExpertParallel::of(mesh));
+    Net net({.experts = kExperts, .top_k = 2, .hidden = kHidden}, nn::ExpertParallel::of(mesh));
     FullyShardOptions o;
     o.shard_dim = "expert_shard";
     o.gradient_ranks = 2;

@@ -137,8 +137,8 @@ TEST(Misfit, OfARunItsDataRanksModelAndTrainingCount) {
 }
 
 TEST(Summary, SampleCannotDriveTheTerminal) {
-  EXPECT_EQ(format_sample(std::string("int x;\n\tnext \x1b[2J\xc3\xa4\r\0", 20)),
-            "generated text\n  | int x;\n  | \tnext \\x1b[2J\\xc3\\xa4\\x0d\n");
+  EXPECT_EQ(sample_heading() + shown_bytes("int x;\n\tnext \x1b[2J\xc3\xa4\r"),
+            "generated text\n  | int x;\n  | \tnext \\x1b[2J\\xc3\\xa4\\x0d");
   // U+009B begins a command as ESC [ does; U+00A0 and what follows are characters like others.
   EXPECT_EQ(shown_text("\xc3\xa4\n\x1b[2J\xc2\x80\xc2\x9b\x32J\xc2\x9f\xc2\xa0\xe2\x82\xac"),
             "\xc3\xa4\n  | \\x1b[2J\\xc2\\x80\\xc2\\x9b2J\\xc2\\x9f\xc2\xa0\xe2\x82\xac");
