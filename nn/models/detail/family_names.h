@@ -23,8 +23,7 @@ struct FamilyNames {
 
 const FamilyNames& names_of(ModelFamily family);
 
-/// LayerNorm with biases, learned positions, weights [in, out], and gelu without a gate; the others have
-/// RMSNorm, rotary positions, weights [out, in] and a gate.
+/// LayerNorm with biases, and weights [in, out]; the others have RMSNorm and weights [out, in]. is_gpt() has the rest.
 inline bool is_gpt2(const ModelDescription& d) { return d.family == ModelFamily::gpt2; }
 inline WeightLayout layout_of(const ModelDescription& d) {
   return is_gpt2(d) ? WeightLayout::in_out : WeightLayout::out_in;

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include <sherd/fsdp/row_blocks.h>
 #include <sherd/nn/models/detail/family_names.h>
 #include <sherd/nn/models/detail/key_heads.h>
 #include <sherd/nn/qk_norm.h>
