@@ -79,21 +79,14 @@ void run_rank(RankContext& context, const std::function<void(RankContext&)>& bod
   }
 }
 
-std::shared_ptr<Device> make_device(const RankDeviceOptions& options, int rank, int gpu, int threads) {
-  DeviceOptions device{.label = fmt::format("rank {}", rank),
-                       .threads = threads,
-                       .kernels = name_of(options.kernels),
-                       .memory_limit = options.memory_limit,
-                       .max_queued_work = options.max_queued_work,
-                       .max_queued_bytes = options.max_queued_bytes,
-                       .tf32 = options.tf32,
-                       .symmetric_products = name_of(options.symmetric_products),
-                       .attention = name_of(options.attention)};
+std::shared_ptr<Device> make_device(DeviceOptions options, int rank, int gpu, int threads) {
+  options.label = fmt::format("rank {}", rank);
+  options.threads = threads;
   name_of(options.kind);  // throws on an invalid enumerator
-  if (options.kind == DeviceKind::cpu) return make_cpu_device(device);
+  if (options.kind == DeviceKind::cpu) return make_cpu_device(options);
   // Several ranks may share a GPU. Without a GPU the constructor throws with the driver's reason.
-  device.ordinal = gpu % std::max(1, cuda_device_count());
-  return make_cuda_device(device);
+  options.ordinal = gpu % std::max(1, cuda_device_count());
+  return make_cuda_device(options);
 }
 
 /// Names of the backends that `which` is true of, as values of the option.

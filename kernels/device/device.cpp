@@ -9,6 +9,13 @@
 
 namespace sherd {
 
+Device::Device(const DeviceOptions& options)
+    : run_ahead_(options.max_queued_work, options.max_queued_bytes, options.label) {
+  name_of(options.kernels);
+  name_of(options.symmetric_products);
+  name_of(options.attention);
+}
+
 Device::~Device() {
   if (heard_) return;
   for (const auto& failure : unheard_) {

@@ -14,44 +14,13 @@
 #include <vector>
 
 #include <sherd/kernels/device/allocator.h>
-#include <sherd/kernels/device/kernel_set.h>
-#include <sherd/kernels/device/run_ahead.h>
+#include <sherd/kernels/device/device_options.h>
 #include <sherd/kernels/device/stream.h>
 #include <sherd/kernels/device/stream_list.h>
 
 namespace sherd {
 
 class Trace;
-
-enum class DeviceKind { cpu, cuda };
-
-struct DeviceOptions {
-  /// Names the owner in messages, e.g. "rank 2".
-  std::string label = "rank 0";
-  /// Threads one kernel may use.
-  int threads = 1;
-  /// "cpu" (vectorised, oneDNN) or "reference" (slow and obvious).
-  std::string kernels = "cpu";
-  /// Maximum number of bytes held, live ones and those kept for reuse; 0 = no limit.
-  int64_t memory_limit = 0;
-  /// Maximum lead of the host: unfinished operations (kernels, collectives, events) that one stream holds,
-  /// and bytes of copies from the host. A host thread that queues more waits; see RunAhead.
-  int64_t max_queued_work = RunAhead::kWork;
-  int64_t max_queued_bytes = RunAhead::kBytes;
-  /// Index of the GPU in the process (CUDA).
-  int ordinal = 0;
-  /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
-  bool tf32 = false;
-  /// CUDA: method of Newton-Schulz for symmetric products in 16 bits: "blocks" (by cuBLASLt), "hopper" (a kernel
-  /// for compute capability 9.0 that does half the work; other GPUs use "blocks" then, with a warning on stderr),
-  /// or "auto": "hopper" where the GPU is of 9.0.
-  std::string symmetric_products = "auto";
-  /// CUDA: kernels of attention in bf16: "auto" (cuDNN where it is compiled in and found, 9.0.0 or newer),
-  /// "own" (sherd's kernels) or "cudnn". Sherd's kernels compute what cuDNN cannot in any case: head_dim
-  /// above 128 or not a multiple of 8, maxima for QK-clip before cuDNN 9.14. cuDNN needs up to 1 GiB of
-  /// scratch memory, and does not keep non-finite keys and values from rows that the mask hides them from.
-  std::string attention = "auto";
-};
 
 /// Priority among the streams of a saturated device: operations that others wait for go first.
 enum class StreamPriority { normal, high };
@@ -61,9 +30,8 @@ enum class StreamPriority { normal, high };
 class Device {
  public:
   Device() = default;
-  /// @throws InvalidArgument for bounds of work or bytes below 1.
-  explicit Device(const DeviceOptions& options)
-      : run_ahead_(options.max_queued_work, options.max_queued_bytes, options.label) {}
+  /// @throws InvalidArgument for bounds of work or bytes below 1, and for values that are not enumerators.
+  explicit Device(const DeviceOptions& options);
   /// Writes the failure of a stream to stderr when it was never thrown and no other failure of this device
   /// was reported.
   virtual ~Device();
@@ -236,14 +204,14 @@ inline void follow_compute(Stream& stream) {
   if (&stream != &compute) stream.wait(compute.record());
 }
 
-/// @throws InvalidArgument for unknown kernels, threads < 1 or bounds of queued work below 1.
+/// @throws InvalidArgument for KernelSet::cuda, threads < 0, and as Device's constructor.
 [[nodiscard]] std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
 
 /// Makes one rank's share of GPU number options.ordinal: several ranks of a process may use the same one.
 /// `kernels` and `threads` are unused.
 /// @throws NotCompiled without CUDA; CudaError "no CUDA device ..." when the machine has no driver or no GPU;
-/// InvalidArgument when there are fewer GPUs than `ordinal` + 1, or for unknown symmetric_products or attention;
-/// NotSupported for attention "cudnn" without cuDNN.
+/// InvalidArgument when there are fewer GPUs than `ordinal` + 1, and as Device's constructor; NotSupported for
+/// AttentionMethod::cudnn without cuDNN.
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options = {});
 /// Returns the number of GPUs of this process, 0 without a driver; first sets CUDA_DEVICE_MAX_CONNECTIONS.
 /// @throws NotCompiled.

@@ -11,8 +11,8 @@
 namespace sherd {
 
 enum class KernelSet {
-  reference,  // slow and obvious; the oracle of every test
   cpu,        // vectorised, threaded (OpenMP, ExecutionContext::threads), with oneDNN and LAPACK
+  reference,  // slow and obvious; the oracle of every test
   cuda,
 };
 

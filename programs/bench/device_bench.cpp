@@ -192,8 +192,8 @@ void attention(Suite& suite) {
 std::shared_ptr<Device> make_device(const DeviceBench& bench) {
   DeviceOptions o{.label = "bench",
                   .tf32 = bench.tf32,
-                  .symmetric_products = bench.symmetric_products,
-                  .attention = bench.attention};
+                  .symmetric_products = parse_symmetric_products(bench.symmetric_products),
+                  .attention = parse_attention(bench.attention)};
   o.threads =
       bench.threads > 0 ? bench.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   return bench.device == "cuda" ? make_cuda_device(o) : make_cpu_device(o);

@@ -118,7 +118,7 @@ TEST(Launch, AppliesItsOptions) {
   LaunchOptions options;
   options.device.threads = 3;
   options.device.memory_limit = 4096;
-  options.device.kernels = CpuKernels::reference;
+  options.device.kernels = KernelSet::reference;
   launch(2, options, [](RankContext& c) {
     EXPECT_EQ(c.device->allocator().limit_bytes(), 4096);
     EXPECT_EQ(c.device->kernel_set(), KernelSet::reference);
@@ -131,7 +131,7 @@ TEST(Launch, RefusesOptionsThatCannotBeRight) {
   EXPECT_THROW(launch(0, nothing), InvalidArgument);
   EXPECT_THROW(launch(-2, nothing), InvalidArgument);
   EXPECT_THROW(launch(1025, nothing), InvalidArgument);
-  EXPECT_THROW(launch(2, {.device = {.kernels = static_cast<CpuKernels>(7)}}, nothing), InvalidArgument);
+  EXPECT_THROW(launch(2, {.device = {.kernels = static_cast<KernelSet>(7)}}, nothing), InvalidArgument);
   EXPECT_THROW(launch(2, {.device = {.threads = -1}}, nothing), InvalidArgument);
   EXPECT_THROW(launch(2, {.timeout = 0ms}, nothing), InvalidArgument);
 }

@@ -132,8 +132,8 @@ void run_ranks(int ranks, const LaunchOptions& options, const std::function<void
   for (int r = 0; r < ranks; ++r)
     if (is_here(r, ranks))
       devices.push_back(make_cpu_device({.label = fmt::format("rank {}", r),
+                                         .kernels = options.device.kernels,
                                          .threads = 1,
-                                         .kernels = name_of(options.device.kernels),
                                          .memory_limit = options.device.memory_limit}));
   MpiOptions mpi = options.mpi;
   mpi.timeout = options.timeout;

@@ -15,7 +15,7 @@ void run_ranks(int ranks, const LaunchOptions& options, const std::function<void
   std::vector<std::shared_ptr<Device>> devices;
   for (int r = 0; r < ranks; ++r)
     devices.push_back(make_cpu_device({.label = fmt::format("rank {}", r),
-                                       .kernels = name_of(options.device.kernels),
+                                       .kernels = options.device.kernels,
                                        .memory_limit = options.device.memory_limit}));
   std::exception_ptr failure;
   fake_nccl::reset();

@@ -113,7 +113,7 @@ class QueueDevice final : public Device {
   QueueDevice(const std::string& label, int blocks, int64_t limit)
       : limit_(limit),
         allocator_(label, limit, blocks > 0 ? std::make_unique<FewBlocks>(blocks) : nullptr),
-        host_(make_cpu_device({.label = label, .kernels = "reference"})),
+        host_(make_cpu_device({.label = label, .kernels = KernelSet::reference})),
         compute_(make_stream("compute")) {}
   Allocator& allocator() override { return allocator_; }
   int64_t total_memory() const override { return limit_ > 0 ? int64_t{1} << 40 : 0; }

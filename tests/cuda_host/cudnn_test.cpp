@@ -61,7 +61,7 @@ Floats backward(Lab& lab, const Case& c, const Forward& from) {
 }
 
 struct CudnnLab : Lab {
-  explicit CudnnLab(const std::string& attention = "auto")
+  explicit CudnnLab(AttentionMethod attention = AttentionMethod::automatic)
       : Lab(make_cuda_device({.label = "lab", .attention = attention})) {}
   template <class Work>
   void run(Work work) {
@@ -70,7 +70,7 @@ struct CudnnLab : Lab {
   }
   bool has_cudnn() {
     bool has = false;
-    run([&](ExecutionContext& c) { has = cuda::queue_of(c).chip().attention != cuda::Attention::own; });
+    run([&](ExecutionContext& c) { has = cuda::queue_of(c).chip().attention != AttentionMethod::own; });
     return has;
   }
   /// dqkv of cuDNN alone; nothing where it does not compute the call.
@@ -223,7 +223,7 @@ TEST_F(CudnnAttention, TheWorkspaceIsScratch) {
 }
 
 TEST_F(CudnnAttention, SherdsKernelsComputeWhatItDoesNot) {
-  CudnnLab own("own");
+  CudnnLab own(AttentionMethod::own);
   for (const Case& c :
        std::vector<Case>{{1, 20, 2, 2, 16, DType::f32}, {1, 20, 2, 1, 20}, {1, 20, 1, 1, 136}}) {
     const Forward want = forward(own, c), got = forward(lab, c);
@@ -260,7 +260,7 @@ TEST_F(CudnnAttention, ComputesTheLargestLogitsSince9_14) {
 }
 
 TEST_F(CudnnAttention, SherdsKernelsComputeShapesWithoutAPlan) {
-  CudnnLab own("own");
+  CudnnLab own(AttentionMethod::own);
   const Forward want = forward(own, kCase);
   cuda_host::fail_call("cudnn plan", 1, 1);
   for (int turn = 0; turn < 2; ++turn) EXPECT_EQ(bits(forward(lab, kCase).out), bits(want.out));
@@ -275,7 +275,7 @@ TEST_F(CudnnAttention, AFailureOfAPlanIsAnError) {
 }
 
 TEST_F(CudnnAttention, WithoutAHandleAutoWarnsAndUsesSherdsKernels) {
-  CudnnLab own("own"), asked("cudnn");
+  CudnnLab own(AttentionMethod::own), asked(AttentionMethod::cudnn);
   cuda_host::fail_call("cudnnCreate", 1, 1);
   EXPECT_THROW(forward(asked, kCase), CudaError);
   cuda_host::fail_call("cudnnCreate", 1, 1);
@@ -313,7 +313,7 @@ TEST_F(CudnnAttention, TheFirstCallOfAShapeIsIssuedInOrder) {
 TEST(CudnnOption, SaysWhatIsMissing) {
   const auto refusal = [](const std::string& attention) -> std::string {
     try {
-      make_cuda_device({.label = "rank 3", .attention = attention});
+      make_cuda_device({.label = "rank 3", .attention = parse_attention(attention)});
       return "accepted";
     } catch (const Error& e) {
       return e.what();
@@ -331,8 +331,7 @@ TEST(CudnnOption, SaysWhatIsMissing) {
   }
   const Installed installed;
   EXPECT_EQ(refusal("cudnn"), "accepted");
-  EXPECT_EQ(refusal("cudnn 8"),
-            "rank 3: attention \"cudnn 8\" is unknown; use \"auto\", \"own\" or \"cudnn\"");
+  EXPECT_EQ(refusal("cudnn 8"), "device.attention 'cudnn 8' is unknown; use auto, own or cudnn");
   EXPECT_THAT(describe(), HasSubstr(", attention by cuDNN 9.19.0"));
 }
 

@@ -89,7 +89,8 @@ TEST(CudaDevice, TheKernelOfAnotherChipIsReplacedAndReported) {
            {"80", "8.0"}, {"100", "10.0"}, {"120", "12.0"}}) {
     setenv("SHERD_HOST_CUDA_CAPABILITY", capability, 1);
     testing::internal::CaptureStderr();
-    const auto device = make_cuda_device({.label = "rank 3", .symmetric_products = "hopper"});
+    const auto device =
+        make_cuda_device({.label = "rank 3", .symmetric_products = SymmetricProducts::hopper});
     EXPECT_EQ(
         testing::internal::GetCapturedStderr(),
         "sherd: warning: rank 3: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has " +

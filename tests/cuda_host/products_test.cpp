@@ -22,7 +22,7 @@ using cuda::Matrices;
 using cuda::Terms;
 
 struct CudaLab : Lab {
-  explicit CudaLab(const std::string& symmetric_products = "blocks")
+  explicit CudaLab(SymmetricProducts symmetric_products = SymmetricProducts::blocks)
       : Lab(make_cuda_device({.label = "lab", .symmetric_products = symmetric_products})) {}
   void run(std::function<void(ExecutionContext&)> work) {
     s.submit("test", std::move(work));
@@ -84,7 +84,7 @@ Floats symmetric(CudaLab& lab, Way way, DType type, int64_t batch, int64_t n, in
         return mirror(context, c.matrices);
       case Way::chosen:
         if (const cuda::Chip& chip = cuda::queue_of(context).chip();
-            chip.symmetric == cuda::SymmetricProducts::hopper) {  // or the blocks would do it, unnoticed
+            chip.symmetric == SymmetricProducts::hopper) {  // or the blocks would do it, unnoticed
           EXPECT_TRUE(symmetric_hopper_available(chip, a, b, terms, c.matrices));
           if (width > 0) return symmetric_hopper(context, a, b, terms, c.matrices, width);
         }
@@ -179,14 +179,14 @@ struct Hopper {
 bool is_hopper(CudaLab& lab) {
   bool is = false;
   lab.run([&](ExecutionContext& context) {
-    is = cuda::queue_of(context).chip().symmetric == cuda::SymmetricProducts::hopper;
+    is = cuda::queue_of(context).chip().symmetric == SymmetricProducts::hopper;
   });
   return is;
 }
 
 TEST(SymmetricHopper, IsTheWholeProduct) {
   [[maybe_unused]] const Hopper chip{};
-  const auto hopper = std::make_unique<CudaLab>("hopper");
+  const auto hopper = std::make_unique<CudaLab>(SymmetricProducts::hopper);
   if (!is_hopper(*hopper)) GTEST_SKIP() << "not a GPU of compute capability 9.0";
   CudaLab lab;
   // Less than a tile, whole tiles, a little more; a ring of stages that goes round (k of 1000).
@@ -217,7 +217,7 @@ TEST(SymmetricHopper, IsTheWholeProduct) {
 // k has fewer or more pieces than the ring has stages.
 TEST(SymmetricHopper, TilesOfAnyWidthGiveTheSameBits) {
   [[maybe_unused]] const Hopper chip{};
-  const auto reference = std::make_unique<CudaLab>("hopper");
+  const auto reference = std::make_unique<CudaLab>(SymmetricProducts::hopper);
   if (!is_hopper(*reference)) GTEST_SKIP() << "not a GPU of compute capability 9.0";
   struct Product {
     int64_t n, batch, k;
@@ -234,7 +234,7 @@ TEST(SymmetricHopper, TilesOfAnyWidthGiveTheSameBits) {
                                        {4096, 1, 72, 0}, {1000, 32, 8, 0}, {1000, 32, 0, 0}};
   for (const Product& c : cases) {
     const Hopper some(c.multiprocessors);
-    const auto hopper = std::make_unique<CudaLab>("hopper");
+    const auto hopper = std::make_unique<CudaLab>(SymmetricProducts::hopper);
     for (DType type : {DType::f16, DType::bf16})
       for (DType result : {type, DType::f32}) {
         const Floats want = symmetric(*reference, Way::chosen, type, c.batch, c.n, c.k, false, result, 256);
@@ -250,14 +250,14 @@ TEST(SymmetricHopper, TilesOfAnyWidthGiveTheSameBits) {
 #ifdef TEST_CUDA_EMULATED
 
 TEST(SymmetricHopper, IsReplacedOnOtherChipsAndUnknownWaysAreRefused) {
-  for (const char* const way : {"hopper", "auto"}) {
+  for (const SymmetricProducts way : {SymmetricProducts::hopper, SymmetricProducts::automatic}) {
     CudaLab other(way);
-    EXPECT_FALSE(is_hopper(other)) << way;
+    EXPECT_FALSE(is_hopper(other)) << name_of(way);
     const Hopper chip;
     CudaLab lab(way);
-    EXPECT_TRUE(is_hopper(lab)) << way;
+    EXPECT_TRUE(is_hopper(lab)) << name_of(way);
   }
-  EXPECT_THROW(CudaLab("blocks of eight"), InvalidArgument);
+  EXPECT_THROW(CudaLab(static_cast<SymmetricProducts>(7)), InvalidArgument);
 }
 
 void multiply(CudaLab& lab, int64_t batch, std::string* message = nullptr) {

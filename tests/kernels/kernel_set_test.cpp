@@ -19,7 +19,8 @@ struct NothingKernels {
 };
 
 TEST(KernelSet, TablesAreThoseOfTheDevicesSet) {
-  const auto fast = make_cpu_device({.kernels = "cpu"}), slow = make_cpu_device({.kernels = "reference"});
+  const auto fast = make_cpu_device({.kernels = KernelSet::cpu}),
+             slow = make_cpu_device({.kernels = KernelSet::reference});
   EXPECT_EQ(&fast->kernels<GemmKernels>(), GemmKernels::cpu());
   EXPECT_EQ(&slow->kernels<GemmKernels>(), GemmKernels::reference());
   EXPECT_EQ(&slow->kernels<NothingKernels>(), NothingKernels::reference());
@@ -27,14 +28,14 @@ TEST(KernelSet, TablesAreThoseOfTheDevicesSet) {
 }
 
 TEST(KernelSet, AMissingTableNamesTheFamilyAndTheDevice) {
-  const auto device = make_cpu_device({.label = "rank 3", .kernels = "cpu"});
+  const auto device = make_cpu_device({.label = "rank 3", .kernels = KernelSet::cpu});
   EXPECT_THAT(message_of<NotSupported>([&] { device->kernels<NothingKernels>(); }),
               testing::AllOf(testing::HasSubstr("rank 3"), testing::HasSubstr("'nothing'"),
                              testing::HasSubstr("cpu, 1 thread, kernels cpu")));
 }
 
 TEST(KernelSet, UnknownKernelsAreRefused) {
-  EXPECT_THROW((void)make_cpu_device({.kernels = "fast"}), InvalidArgument);
+  EXPECT_THROW((void)make_cpu_device({.kernels = KernelSet::cuda}), InvalidArgument);
 }
 
 }  // namespace

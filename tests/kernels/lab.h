@@ -41,8 +41,9 @@ extern const bool kEmulated;
 
 /// ThreadSanitizer: one thread, for the OpenMP runtime is not instrumented and its barriers look like races.
 inline std::shared_ptr<Device> make_lab_device(const std::string& kernels, int threads) {
-  if (kernels == "cuda") return make_cuda_device({.label = "lab", .attention = "own"});
-  return make_cpu_device({.label = "lab", .threads = kThreadSanitizer ? 1 : threads, .kernels = kernels});
+  if (kernels == "cuda") return make_cuda_device({.label = "lab", .attention = AttentionMethod::own});
+  return make_cpu_device(
+      {.label = "lab", .kernels = parse_cpu_kernels(kernels), .threads = kThreadSanitizer ? 1 : threads});
 }
 
 struct Lab {

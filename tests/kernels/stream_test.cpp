@@ -481,8 +481,8 @@ TEST_F(CallersTeam, ThreadsThatShareTheStreamRunOneOperationAtATime) {
 }
 
 TEST(CpuDevice, RejectsBadOptions) {
-  EXPECT_THROW((void)make_cpu_device({.threads = 0}), InvalidArgument);
-  EXPECT_THROW((void)make_cpu_device({.kernels = "gpu"}), InvalidArgument);
+  EXPECT_THROW((void)make_cpu_device({.threads = -1}), InvalidArgument);
+  EXPECT_THROW((void)make_cpu_device({.kernels = static_cast<KernelSet>(7)}), InvalidArgument);
   EXPECT_THROW((void)make_cpu_device({.max_queued_work = 0}), InvalidArgument);
   EXPECT_THROW((void)make_cpu_device({.max_queued_bytes = 0}), InvalidArgument);
 }

@@ -158,7 +158,7 @@ TEST(Functions, NormsAddTheGradientOfTheirResidual) {
 
 // The same check in double precision finds what is wrong by 1e-8 of a gradient.
 TEST(Functions, HaveTheirDerivativeInF64) {
-  auto device = make_cpu_device({.kernels = "reference"});
+  auto device = make_cpu_device({.kernels = KernelSet::reference});
   const auto x = [&](Shape shape, uint64_t seed = 1) {
     const Tensor narrow = random(*device, std::move(shape), seed);
     Tensor wide = Tensor::empty(*device, narrow.shape(), DType::f64, "test");

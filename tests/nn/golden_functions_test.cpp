@@ -132,7 +132,7 @@ Doubles read(const Tensor& t) {
 class Case {
  public:
   Case(const std::string& name, DType dtype)
-      : device_(make_cpu_device({.kernels = dtype == DType::f64 ? "reference" : "cpu"})),
+      : device_(make_cpu_device({.kernels = dtype == DType::f64 ? KernelSet::reference : KernelSet::cpu})),
         f_(all_functions().at(name)),
         file_(golden_cases()[name]) {
     for (auto& t : file_["inputs"]) inputs_.push_back(tensor(t, dtype));

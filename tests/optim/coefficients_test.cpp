@@ -105,7 +105,7 @@ TEST(Coefficients, SafeRestartsFollowTheGrowthOfErrors) {
 // of low rank, whose empty directions are where errors grow.
 TEST(Coefficients, SafeRestartsKeepTheGramFormAccurate) {
   const int64_t m = 48, n = 80, rank = 11;
-  const auto fast = make_cpu_device(), exact = make_cpu_device({.kernels = "reference"});
+  const auto fast = make_cpu_device(), exact = make_cpu_device({.kernels = KernelSet::reference});
   for (const bool low_rank : {false, true}) {
     std::vector<float> x(static_cast<size_t>(m * n), 0);
     for (int64_t i = 0; i < m; ++i)

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string_view>
 
@@ -26,16 +27,6 @@ void check_processor() {
 #endif
 }
 
-KernelSet set_named(const std::string& name) {
-  if (name == "reference") return KernelSet::reference;
-  if (name == "cpu") {
-    check_processor();
-    (void)cpu::features();  // before oneDNN's first product
-    return KernelSet::cpu;
-  }
-  throw InvalidArgument(fmt::format("kernels '{}' are unknown; use 'cpu' or 'reference'", name));
-}
-
 /// The host's memory, used by the work of a device.
 class WorkMemory final : public MemorySource {
  public:
@@ -59,16 +50,19 @@ class CpuDevice final : public Device {
   explicit CpuDevice(const DeviceOptions& o)
       : Device(o),
         options_(o),
-        kernel_set_(set_named(o.kernels)),
         allocator_(o.label, o.memory_limit, memory()),
         copies_(o.label + " (copies from the host)", 0, memory()) {
+    if (o.kernels == KernelSet::cpu) {
+      check_processor();
+      (void)cpu::features();  // before oneDNN's first product
+    }
     compute_ = std::make_unique<QueueStream>(*this, "compute", o.threads);
   }
 
   int threads() const override { return options_.threads; }
   Allocator& allocator() override { return allocator_; }
   Allocator& copies() override { return copies_; }
-  KernelSet kernel_set() const override { return kernel_set_; }
+  KernelSet kernel_set() const override { return options_.kernels; }
   Stream& compute() override { return *compute_; }
   void use_callers_team() override {
     threads_of_streams_ = 1;
@@ -80,9 +74,9 @@ class CpuDevice final : public Device {
   const std::string& label() const override { return options_.label; }
   std::string describe() const override {
     const std::string instructions =
-        kernel_set_ == KernelSet::cpu ? ", " + cpu::describe(cpu::features()) : std::string();
+        options_.kernels == KernelSet::cpu ? ", " + cpu::describe(cpu::features()) : std::string();
     return fmt::format("cpu, {} thread{}, kernels {}{}", options_.threads, options_.threads == 1 ? "" : "s",
-                       options_.kernels, instructions);
+                       name_of(options_.kernels), instructions);
   }
 
  private:
@@ -91,7 +85,6 @@ class CpuDevice final : public Device {
   }
 
   DeviceOptions options_;
-  const KernelSet kernel_set_;
   std::atomic<int> threads_of_streams_{options_.threads};
   Allocator allocator_, copies_;
   std::unique_ptr<QueueStream> compute_;  // after the allocators: what it holds goes back first
@@ -100,10 +93,12 @@ class CpuDevice final : public Device {
 }  // namespace
 
 std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options) {
-  if (options.threads < 1)
+  if (options.threads < 0)
     throw InvalidArgument(
-        fmt::format("{}: {} kernel threads; use at least 1", options.label, options.threads));
-  return std::make_shared<CpuDevice>(options);
+        fmt::format("{}: {} kernel threads; use at least 1, or 0 for one", options.label, options.threads));
+  DeviceOptions o = options;
+  o.threads = std::max(1, o.threads);
+  return std::make_shared<CpuDevice>(o);
 }
 
 }  // namespace sherd

@@ -89,37 +89,33 @@ void ask_for_queues() {
 
 constexpr int kHopper = 90;
 
-cuda::SymmetricProducts symmetric_of(const DeviceOptions& o, int capability) {
-  const std::string& asked = o.symmetric_products;
-  if (asked != "auto" && asked != "blocks" && asked != "hopper")
-    throw InvalidArgument(fmt::format(
-        "{}: symmetric_products \"{}\" is unknown; use \"auto\", \"blocks\" or \"hopper\"", o.label, asked));
-  if (asked == "hopper" && capability != kHopper)
+/// Returns blocks or hopper.
+SymmetricProducts symmetric_of(const DeviceOptions& o, int capability) {
+  if (o.symmetric_products == SymmetricProducts::hopper && capability != kHopper)
     fmt::print(
         stderr,
         "sherd: warning: {}: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has {}.{}; "
         "\"blocks\" is used\n",
         o.label, capability / 10, capability % 10);
-  return asked != "blocks" && capability == kHopper ? cuda::SymmetricProducts::hopper
-                                                    : cuda::SymmetricProducts::blocks;
+  return o.symmetric_products != SymmetricProducts::blocks && capability == kHopper
+             ? SymmetricProducts::hopper
+             : SymmetricProducts::blocks;
 }
 
 std::string version_of_cudnn(int64_t version) {
   return fmt::format("cuDNN {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-cuda::Attention attention_of(const DeviceOptions& o) {
-  if (o.attention == "own") return cuda::Attention::own;
-  if (o.attention != "auto" && o.attention != "cudnn")
-    throw InvalidArgument(fmt::format("{}: attention \"{}\" is unknown; use \"auto\", \"own\" or \"cudnn\"",
-                                      o.label, o.attention));
+/// Returns the option; own in place of automatic where cuDNN does not start.
+AttentionMethod attention_of(const DeviceOptions& o) {
+  if (o.attention == AttentionMethod::own) return AttentionMethod::own;
   const cuda::CudnnLibrary library = cuda::cudnn_library();
   std::string problem = library.problem;
   if (library.version != 0 && library.version < cuda::kOldestCudnn)
     problem = fmt::format("{} is too old; install 9.0.0 or newer", version_of_cudnn(library.version));
-  if (o.attention == "auto") return problem.empty() ? cuda::Attention::automatic : cuda::Attention::own;
-  if (!problem.empty()) throw NotSupported(fmt::format("{}: attention \"cudnn\": {}", o.label, problem));
-  return cuda::Attention::cudnn;
+  if (problem.empty()) return o.attention;
+  if (o.attention == AttentionMethod::automatic) return AttentionMethod::own;
+  throw NotSupported(fmt::format("{}: attention \"cudnn\": {}", o.label, problem));
 }
 
 std::string why_none() {
@@ -218,7 +214,7 @@ class CudaDevice final : public Device {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, chip_.ordinal), "device properties");
     return fmt::format("{} (GPU {}){}{}", properties.name, chip_.ordinal, chip_.tf32 ? ", tf32" : "",
-                       chip_.attention == cuda::Attention::own
+                       chip_.attention == AttentionMethod::own
                            ? ""
                            : ", attention by " + version_of_cudnn(cuda::cudnn_library().version));
   }

@@ -21,21 +21,15 @@ namespace sherd::cuda {
 
 struct MatmulPlans;
 
-/// Method of products that are known to be symmetric; see products.h.
-enum class SymmetricProducts { blocks, hopper };
-
-/// Attention kernels: sherd's; cuDNN if it starts; cuDNN, or an error.
-enum class Attention { own, automatic, cudnn };
-
 /// Properties by which kernels choose their form.
 struct Chip {
   int ordinal = 0;
   int multiprocessors = 1;
   int capability = 0;  // 90 for compute capability 9.0
   bool tf32 = false;
-  int64_t shared_bytes = 48 * 1024;  // most dynamic shared memory of a block
-  SymmetricProducts symmetric = SymmetricProducts::blocks;
-  Attention attention = Attention::own;
+  int64_t shared_bytes = 48 * 1024;                         // most dynamic shared memory of a block
+  SymmetricProducts symmetric = SymmetricProducts::blocks;  // or hopper; see products.h
+  AttentionMethod attention = AttentionMethod::own;         // automatic: cuDNN, if it starts
 };
 
 /// A handle of cuSOLVER and the default parameters of its 64-bit functions.

@@ -32,7 +32,7 @@ std::shared_ptr<CudnnPlans> start(const CudaQueue& queue) {
   try {
     plans->graphs = make_cudnn_graphs(queue.stream());
   } catch (const CudaError& e) {
-    if (queue.chip().attention == Attention::cudnn) throw;
+    if (queue.chip().attention == AttentionMethod::cudnn) throw;
     cudaGetLastError();
     fmt::print(stderr, "sherd: warning: GPU {}: {}; sherd's attention kernels are used\n",
                queue.chip().ordinal, e.what());
@@ -144,7 +144,7 @@ class Cut {
 
 bool run(ExecutionContext& context, const AttentionArgs& a, bool backward, int64_t most_workspace) {
   CudaQueue& queue = queue_of(context);
-  if (queue.chip().attention == Attention::own || !takes(a)) return false;
+  if (queue.chip().attention == AttentionMethod::own || !takes(a)) return false;
   CudnnPlans& plans = plans_of(queue);
   if (!plans.graphs) return false;
   Cut cut(plans, a, backward, most_workspace);

@@ -30,7 +30,7 @@ TEST(LaunchFlags, SetTheOptionsOfALaunch) {
   c.flight_recorder = "flights";
   const sherd::LaunchOptions o = launch_options(c);
   EXPECT_EQ(o.device.kind, sherd::DeviceKind::cuda);
-  EXPECT_EQ(o.device.kernels, sherd::CpuKernels::reference);
+  EXPECT_EQ(o.device.kernels, sherd::KernelSet::reference);
   EXPECT_EQ(o.device.symmetric_products, sherd::SymmetricProducts::hopper);
   EXPECT_EQ(o.device.attention, sherd::AttentionMethod::own);
   EXPECT_TRUE(o.device.tf32);

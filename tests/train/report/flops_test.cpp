@@ -37,7 +37,7 @@ TEST(TrainingFlops, OfFrozenWeightsHaveNoGradientsOfTheirOwn) {
 }
 
 TEST(GemmCeiling, IsOneNumberForAllRanksAndLeavesPeaksAsTheyWere) {
-  for (const CpuKernels kernels : {CpuKernels::cpu, CpuKernels::reference}) {
+  for (const KernelSet kernels : {KernelSet::cpu, KernelSet::reference}) {
     std::vector<double> rates;
     std::mutex mutex;
     LaunchOptions options;
