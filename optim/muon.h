@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/muon/muon_options.h>
 #include <sherd/optim/whole/refinement.h>
 #include <sherd/optim/whole_matrices.h>
 

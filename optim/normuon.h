@@ -34,7 +34,7 @@ struct NorMuonOptions {
 /// State: momentum_buffer as Muon's, and second_momentum_buffer, v, stored for every element with the same
 /// value along a row. It is sharded like its parameter and resharded with it, and takes as much memory as the
 /// momentum. If a row's values differ, the first one counts, and the next step copies it along the row.
-/// Beside MuonOptions::transient_bytes a chunk takes 40 bytes per row, and an f32 copy of its results where
+/// Beside MomentumOptions::transient_bytes a chunk takes 40 bytes per row, and an f32 copy of its results where
 /// the payload has 16 bits.
 class NorMuon : public UpdateRule, private MatrixRefinement {
  public:

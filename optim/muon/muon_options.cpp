@@ -28,21 +28,21 @@ MatrixTensorMode parse_muon_tensor_mode(std::string_view name) {
 
 std::vector<std::string> problems_of(const MuonOptions& o) {
   // The gram form has further conditions, such as no bf16.
-  const bool gram = o.orthogonalize.form == IterationForm::gram || o.mode == MatrixMode::gram;
+  const bool gram = o.orthogonalize.form == IterationForm::gram || o.whole.mode == MatrixMode::gram;
   std::vector<std::string> wrong = problems_of(o.orthogonalize, gram);
-  for (std::string& problem : problems_of(momentum_options(o))) wrong.push_back(std::move(problem));
+  for (std::string& problem : problems_of(o.whole)) wrong.push_back(std::move(problem));
   if (!(o.scale_factor >= 0 && std::isfinite(o.scale_factor)))
     wrong.push_back(fmt::format("scale_factor {} must be finite and not negative", o.scale_factor));
   if (!(o.fraction > 0 && o.fraction <= 1))
     wrong.push_back(fmt::format("fraction {} must lie in (0, 1]", o.fraction));
-  if (o.fraction < 1 && (o.mode == MatrixMode::gram || o.tensor == MatrixTensorMode::distributed))
+  if (o.fraction < 1 && (o.whole.mode == MatrixMode::gram || o.whole.tensor == MatrixTensorMode::distributed))
     wrong.push_back(fmt::format(
         "fraction {} needs whole matrices; use another mode than gram, and tensor-parallel mode duplicated",
         o.fraction));
-  if (o.fraction < 1 && o.momentum == 0)
+  if (o.fraction < 1 && o.whole.momentum == 0)
     wrong.push_back(fmt::format("fraction {} keeps other rows in the momentum, which must be greater than 0",
                                 o.fraction));
-  if (o.orthogonalize.method == Orthogonalizer::svd && o.tensor == MatrixTensorMode::distributed)
+  if (o.orthogonalize.method == Orthogonalizer::svd && o.whole.tensor == MatrixTensorMode::distributed)
     wrong.push_back(
         "the polar factor by svd needs whole matrices; use tensor-parallel mode duplicated, or "
         "newton_schulz");
@@ -74,18 +74,6 @@ double update_scale(const MuonOptions& options, int64_t rows, int64_t cols) {
       break;
   }
   return options.scale_factor * scale;
-}
-
-MomentumOptions momentum_options(const MuonOptions& o) {
-  return {.momentum = o.momentum,
-          .nesterov = o.nesterov,
-          .decay = o.decay,
-          .mode = o.mode,
-          .allow_inexact = o.allow_inexact,
-          .tensor = o.tensor,
-          .payload = o.payload,
-          .transient_bytes = o.transient_bytes,
-          .costs = o.costs};
 }
 
 }  // namespace sherd

@@ -35,28 +35,14 @@ MatrixTensorMode parse_muon_tensor_mode(std::string_view name);
 /// whatever the matrix's shape, from the whole matrix on its owner: no layout, strategy or number of ranks changes the
 /// choice. Messages are as long as Muon's, since the owner needs all rows to choose.
 struct MuonOptions {
-  float momentum = 0.95f;
-  bool nesterov = true;
+  /// Momentum, decay, plan and messages.
+  MomentumOptions whole = {};
   OrthogonalizeOptions orthogonalize = {};
   MuonScale scale = MuonScale::match_rms_adamw;
   double scale_factor = 1;
   /// Fraction of the rows, in (0, 1]. Below 1: momentum greater than 0, mode other than gram, tensor
   /// duplicated.
   double fraction = 1;
-  MatrixDecay decay = MatrixDecay::decoupled;
-
-  MatrixMode mode = MatrixMode::automatic;
-  /// Let `automatic` use gram entries, whose sums over ranks round differently from one rank's.
-  bool allow_inexact = false;
-  MatrixTensorMode tensor = MatrixTensorMode::duplicated;
-  /// dtype of matrices in messages: f32, bf16 or f16. With a 16-bit one every mode rounds alike. Under f16
-  /// the results are sent as f16, but the momentum, whose scale is unknown, as bf16: f16 cannot represent
-  /// gradients of 1e-5.
-  DType payload = DType::f32;
-  /// Maximum bytes of a rank's messages and matrices in flight. A matrix that needs more alone is sent alone.
-  /// 0: default_transient_bytes of the device, the minimum over the team. No result depends on it.
-  int64_t transient_bytes = 0;
-  PlanCosts costs = {};
 };
 
 /// Returns all invalid options, each with its value; empty when valid.
@@ -66,7 +52,5 @@ struct MuonOptions {
 [[nodiscard]] int64_t kept_rows(double fraction, int64_t rows);
 /// Returns scale_factor * the mode's formula.
 [[nodiscard]] double update_scale(const MuonOptions& options, int64_t rows, int64_t cols);
-/// Returns the options that do not concern the iteration.
-[[nodiscard]] MomentumOptions momentum_options(const MuonOptions& options);
 
 }  // namespace sherd

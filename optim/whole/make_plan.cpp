@@ -10,7 +10,7 @@ namespace sherd {
 namespace {
 
 MatrixPlan plan_with(int copies, std::span<const LogicalMatrix> matrices, int cells, int replicas,
-                     const MatrixWork& work, const MatrixPlanOptions& options) {
+                     const MatrixWork& work, const MomentumOptions& options) {
   PlanDraft draft(matrices, cells, replicas, copies, work, options);
   // LPT: fixed entries load their ranks first; the others follow by descending cost.
   assign_owners(draft, place_fixed(draft));
@@ -22,7 +22,7 @@ MatrixPlan plan_with(int copies, std::span<const LogicalMatrix> matrices, int ce
 }  // namespace
 
 MatrixPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas, const MatrixWork& work,
-                     const MatrixPlanOptions& options) {
+                     const MomentumOptions& options) {
   const bool may_spread = options.mode == MatrixMode::automatic || options.mode == MatrixMode::owner;
   MatrixPlan apart = plan_with(1, matrices, cells, replicas, work, options);
   if (replicas == 1 || !may_spread) return apart;

@@ -1,4 +1,4 @@
-// Options of an optimizer of whole matrices beside its rule: momentum, decay, messages.
+// Options of an optimizer of whole matrices beside its rule: momentum, decay, plan, messages.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,19 @@
 
 #include <sherd/base/enum_table.h>
 #include <sherd/kernels/device/dtype.h>
-#include <sherd/optim/whole/plan_options.h>
 #include <sherd/optim/whole/transient_bytes.h>
 
 namespace sherd {
+
+/// Mode by which matrices reach the ranks that compute them. `automatic` decides for each matrix. The others
+/// force one kind of plan entry for all, and throw where that is impossible.
+enum class MatrixMode { automatic, local, owner, gram, gather };
+
+/// Plan's model of the machine; only ratios matter. Defaults: one CPU core and memory copies.
+struct PlanCosts {
+  double flops_per_second = 5e10;
+  double bytes_per_second = 4e9;
+};
 
 /// decoupled w *= 1 - lr*wd; independent w *= 1 - wd; l2 g += wd*w before the momentum; palm w *= 1 -
 /// lr^2*wd.
@@ -21,8 +30,10 @@ enum class MatrixDecay { decoupled, independent, l2, palm };
 /// gram form, also when the standard form is requested: that is the gram form restarted after every step).
 enum class MatrixTensorMode { duplicated, distributed };
 
+inline constexpr EnumTable<MatrixMode, 5> kMatrixModes{"auto", "local", "owner", "gram", "gather"};
 inline constexpr EnumTable<MatrixDecay, 4> kMatrixDecays{"decoupled", "independent", "l2", "palm"};
 inline constexpr EnumTable<MatrixTensorMode, 2> kMatrixTensorModes{"duplicated", "distributed"};
+inline const char* name_of(MatrixMode m) { return kMatrixModes.name(m); }
 inline const char* name_of(MatrixDecay d) { return kMatrixDecays.name(d); }
 inline const char* name_of(MatrixTensorMode m) { return kMatrixTensorModes.name(m); }
 
@@ -44,8 +55,8 @@ struct MomentumOptions {
   /// 0: default_transient_bytes of the device, the minimum over the team. No result depends on it.
   int64_t transient_bytes = 0;
   PlanCosts costs = {};
-  /// Weight of state bytes against cost in the load that plans balance, in [0, 1] (MatrixPlanOptions). Without
-  /// MatrixRule::state() it has no effect.
+  /// Weight of state bytes against cost in the load that plans balance, in [0, 1]: a matrix's load is
+  /// (1 - w) * its share of all costs + w * its share of all state bytes. Without MatrixRule::state() the load is the cost.
   double state_weight = 0.5;
 };
 

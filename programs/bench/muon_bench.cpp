@@ -106,9 +106,9 @@ struct PhaseKind {
 PhaseKind muon_kind(const std::string& name, MatrixMode mode, IterationForm form, bool inexact = false,
                     double fraction = 1) {
   MuonOptions o;
-  o.mode = mode;
+  o.whole.mode = mode;
   o.orthogonalize.form = form;
-  o.allow_inexact = inexact;
+  o.whole.allow_inexact = inexact;
   o.fraction = fraction;
   return {name, [o](Device& device, std::vector<UpdateItem> items) {
             return std::make_unique<Muon>(device, std::move(items), o);

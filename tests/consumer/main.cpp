@@ -33,7 +33,7 @@ struct Chosen {
   RoutingOptions routing{.optimizer = Algorithm::adamw};
   RoutingRule rule{.algorithm = Algorithm::muon};
   FullyShardOptions shard{.prefetch = 1};
-  MuonOptions muon{.momentum = 0.9f};
+  MuonOptions muon{.whole = {.momentum = 0.9f}};
   OptimizerOptions optimizer{.adamw = {.beta2 = 0.95}, .muon = {.scale = MuonScale::original}};
   SaverOptions saver{.async = true};
   LoadOptions load{.optimizer = false, .allow_missing = true};

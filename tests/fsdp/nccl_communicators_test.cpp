@@ -32,7 +32,7 @@ ToyRun zero3(int replicas = 1, Outer outer = Outer::no_shard) {
 
 ToyRun muon(MatrixMode mode, ToyRun run = zero3()) {
   run.optimizer = Algorithm::muon;
-  run.muon.mode = mode;
+  run.muon.whole.mode = mode;
   if (mode == MatrixMode::gram) {
     run.muon.orthogonalize.form = IterationForm::gram;
     run.hidden = run.width;  // no matrix has fewer rows than columns

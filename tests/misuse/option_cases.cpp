@@ -75,7 +75,7 @@ Odd optimizer_option(Dice& dice) {
     case 5:
       return {fmt::format("momentum {}", f), [=](Plan& p) {
                 p.algorithm = Algorithm::muon;
-                p.optimizer.muon.momentum = f;
+                p.optimizer.muon.whole.momentum = f;
               }};
     case 6:
       return {fmt::format("scale factor {}", x), [=](Plan& p) {
@@ -86,7 +86,7 @@ Odd optimizer_option(Dice& dice) {
       const auto bytes = dice.of<int64_t>({-1, 0, 1, std::numeric_limits<int64_t>::max()});
       return {fmt::format("transient bytes {}", bytes), [=](Plan& p) {
                 p.algorithm = Algorithm::muon;
-                p.optimizer.muon.transient_bytes = bytes;
+                p.optimizer.muon.whole.transient_bytes = bytes;
               }};
     }
     default:

@@ -77,7 +77,7 @@ inline const MatrixRuleRow kMatrixRules[] = {
      [](const MomentumOptions& o) {
        MuonOptions muon = muon_of(o);
        muon.fraction = 0.25;
-       muon.allow_inexact = true;  // gram entries need all rows: none is made
+       muon.whole.allow_inexact = true;  // gram entries need all rows: none is made
        return Muon::factory(muon);
      }},
     {"NorMuon", [](const MomentumOptions& o) { return NorMuon::factory({.muon = muon_of(o)}); },

@@ -75,11 +75,11 @@ TEST(MuonFraction, WhatDoesNotFitIsRefused) {
   const auto problems = [](const MuonOptions& o) { return problems_of(o); };
   EXPECT_THAT(problems({.fraction = 0}), ::testing::ElementsAre(HasSubstr("fraction 0 must lie in (0, 1]")));
   EXPECT_THAT(problems({.fraction = NAN}), ::testing::ElementsAre(HasSubstr("must lie in (0, 1]")));
-  EXPECT_THAT(problems({.fraction = 0.5, .mode = MatrixMode::gram}),
+  EXPECT_THAT(problems({.whole = {.mode = MatrixMode::gram}, .fraction = 0.5}),
               ::testing::ElementsAre(HasSubstr("fraction 0.5 needs whole matrices")));
-  EXPECT_THAT(problems({.fraction = 0.5, .tensor = MatrixTensorMode::distributed}),
+  EXPECT_THAT(problems({.whole = {.tensor = MatrixTensorMode::distributed}, .fraction = 0.5}),
               ::testing::ElementsAre(HasSubstr("fraction 0.5 needs whole matrices")));
-  EXPECT_THAT(problems({.momentum = 0, .fraction = 0.5}),
+  EXPECT_THAT(problems({.whole = {.momentum = 0}, .fraction = 0.5}),
               ::testing::ElementsAre(HasSubstr("momentum, which must be greater than 0")));
   EXPECT_THAT(problems_of(NorMuonOptions{.muon = {.fraction = 0.5}}),
               ::testing::ElementsAre(HasSubstr("fraction 0.5 must be 1")));

@@ -44,7 +44,7 @@ TEST(MuonModes, ModesOfOneModelAgreeUnderThreeMicrobatches) {
   // The plan runs where the optimizer runs (toy model; thirds round).
   const auto toy = [](MatrixMode mode) {
     ToyRun run{.ranks = 4, .accumulate = 3, .rows = 48, .optimizer = Algorithm::muon};
-    run.muon.mode = mode;
+    run.muon.whole.mode = mode;
     return run_toy(run);
   };
   const ToyResult a = toy(MatrixMode::owner), b = toy(MatrixMode::gather);
@@ -177,7 +177,7 @@ TEST(MuonModes, DistributedTensorPartsAgreeToRounding) {
     MuonOptions muon;
     muon.orthogonalize.form = form;
     const OwnedValues::Map expected = trained_pieces(Muon::factory(muon), {}, false, 1);
-    muon.tensor = MatrixTensorMode::distributed;
+    muon.whole.tensor = MatrixTensorMode::distributed;
     MuonOptions restarted = muon;
     if (form == IterationForm::gram) restarted.orthogonalize.restarts = {1, 3};
     // As in GramAgreesToRounding. The weights are of size one and change by lr * 0.2 * sqrt(24) = 0.02, so that 1e-5 of
@@ -195,7 +195,7 @@ TEST(MuonModes, RanksWithOtherRestartsAreRefused) {
                   Pieces model(r, {.tp = 2});
                   model.wrap({});
                   MuonOptions o;
-                  o.tensor = MatrixTensorMode::distributed;
+                  o.whole.tensor = MatrixTensorMode::distributed;
                   o.orthogonalize.form = IterationForm::gram;
                   o.orthogonalize.restarts = {2 + r.world->rank()};
                   Muon(*r.device, matrix_items(model), o);

@@ -22,7 +22,7 @@ struct PlainNorMuon {
 };
 
 void plain_step(PlainNorMuon& p, const Doubles& g, size_t m, size_t n, const NorMuonOptions& o) {
-  const double mu = double{o.muon.momentum};
+  const double mu = double{o.muon.whole.momentum};
   Doubles u(g.size());
   for (size_t i = 0; i < g.size(); ++i) {
     p.momentum[i] = mu * p.momentum[i] + (1 - mu) * g[i];
@@ -105,7 +105,7 @@ TEST(NorMuon, GramEntriesAgreeToRounding) {
   static const DescribedMatrices tall = {{"a", {37, 5}}, {"fused", {24, 6}, stacked_blocks({7, 9, 8})}};
   const OwnedValues::Map expected = trained(NorMuon::factory(), {.steps = 1, .model = &tall});
   for (const int ranks : {2, 4}) {
-    const OwnedValues::Map got = trained(NorMuon::factory({.muon = {.mode = MatrixMode::gram}}),
+    const OwnedValues::Map got = trained(NorMuon::factory({.muon = {.whole = {.mode = MatrixMode::gram}}}),
                                          {.ranks = ranks, .steps = 1, .model = &tall});
     for (auto& d : tall) {
       const std::vector<float>& w = expected.at(d.name);
@@ -133,7 +133,7 @@ TEST(NorMuon, UpdatesHaveTheRmsOfMuonsWhateverTheShape) {
 
 TEST(NorMuonMisuse, OptionsThatCannotBeAreAllNamed) {
   NorMuonOptions o;
-  o.muon.momentum = 1;
+  o.muon.whole.momentum = 1;
   o.muon.scale = MuonScale::spectral;
   o.beta2 = 1;
   o.eps = 0;

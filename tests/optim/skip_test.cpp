@@ -353,11 +353,11 @@ TEST(OptimizerMisuse, OptionsThatCannotBeAreAllNamed) {
     fully_shard(net, mesh_of(r));
     OptimizerOptions o;
     o.adamw = {.beta1 = 1, .beta2 = -0.1, .eps = kNan};
-    o.muon.momentum = 1;
+    o.muon.whole.momentum = 1;
     o.muon.orthogonalize.steps.clear();
     o.muon.scale_factor = kInf;
-    o.muon.transient_bytes = -1;
-    o.muon.payload = DType::f64;
+    o.muon.whole.transient_bytes = -1;
+    o.muon.whole.payload = DType::f64;
     o.weight_decay = -0.5;
     const auto refusal = [&](const auto& f) { return message_of<InvalidArgument>([&] { f(); }); };
     const std::string text = refusal([&] { Optimizer(net, routes, o); });

@@ -43,8 +43,8 @@ void count_gram(const PlanDraft& d, const LogicalMatrix& m, const PlanEntry& e, 
       const int64_t both =
           std::min(at + held, e.first_row[k + 1] * m.cols) - std::max(at, e.first_row[k] * m.cols);
       if (both <= 0) continue;
-      traffic.add(c, e.owners[k], both * d.options.payload_bytes);
-      traffic.add(e.owners[k], c, both * d.options.payload_bytes);
+      traffic.add(c, e.owners[k], both * size_of(d.options.payload));
+      traffic.add(e.owners[k], c, both * size_of(d.options.payload));
     }
     at += held;
   }
@@ -58,7 +58,7 @@ void count_gather(const PlanDraft& d, const LogicalMatrix& m, const PlanEntry& e
   const LogicalMatrix::Cells holders = m.cells();
   int64_t all = 0;
   for (int c = holders.first; c <= holders.last; ++c) {
-    const int64_t bytes = m.elements_on(c) * d.options.payload_bytes;
+    const int64_t bytes = m.elements_on(c) * size_of(d.options.payload);
     for (int k = 0; k < d.plan.copies; ++k)
       traffic.add_one(c * d.plan.copies + k, -bytes, bytes * (d.plan.cells - 1));
     all += bytes;
@@ -71,7 +71,7 @@ void count_whole(const PlanDraft& d, const LogicalMatrix& m, const PlanEntry& e,
   const LogicalMatrix::Cells holders = m.cells();
   const int copies = d.plan.copies;
   for (int c = holders.first; c <= holders.last; ++c) {
-    const int64_t bytes = m.elements_on(c) * d.options.payload_bytes;
+    const int64_t bytes = m.elements_on(c) * size_of(d.options.payload);
     for (int t : e.owners) {
       // The copy with the owner's index sends, as RankView::is_source().
       traffic.add(c * copies + t % copies, t, bytes);
@@ -110,7 +110,7 @@ uint64_t fingerprint_of(const PlanDraft& d) {
                                 static_cast<int64_t>(d.matrices.size())};
   const std::vector<int64_t> options = d.work.options_as_words();
   words.insert(words.end(), options.begin(), options.end());
-  words.push_back(d.options.payload_bytes);
+  words.push_back(size_of(d.options.payload));
   for (size_t i = 0; i < d.matrices.size(); ++i) {
     const LogicalMatrix& m = d.matrices[i];
     const PlanEntry& e = plan.entries[i];

@@ -4,7 +4,7 @@ namespace sherd {
 
 bool gram_is_faster(const PlanDraft& d, size_t i) {
   const LogicalMatrix& m = d.matrices[i];
-  const MatrixPlanOptions& o = d.options;
+  const MomentumOptions& o = d.options;
   const int holders = m.cells().count();
   if (!o.allow_inexact || o.mode != MatrixMode::automatic || d.plan.copies > 1 || holders < 2 ||
       !d.work.gram_is_possible(m))
@@ -15,7 +15,7 @@ bool gram_is_faster(const PlanDraft& d, size_t i) {
   };
   const double whole = d.work.flops(m), shared = d.work.gram_flops(m, holders);
   // In an owner entry, input and result travel, except for the owner's own part.
-  const double moved = 2.0 * static_cast<double>(m.numel() * o.payload_bytes) * (1 - 1 / g);
+  const double moved = 2.0 * static_cast<double>(m.numel() * size_of(o.payload)) * (1 - 1 / g);
   const double sums = 2.0 * static_cast<double>(d.work.gram_bytes(m, holders));
   // A matrix above the even share determines the step's time (fewer matrices than ranks), so the time of the
   // shared form counts. For others the total work of all ranks counts.

@@ -9,10 +9,6 @@
 namespace sherd {
 namespace {
 
-// Returns the dtype of momentum in messages. Its scale is unknown, that of results is about 1: f16 has too
-// few exponents for the former.
-DType incoming(DType payload) { return payload == DType::f16 ? DType::bf16 : payload; }
-
 std::vector<MomentumTeam::Slot> with_momentum(Device& device, std::vector<MomentumTeam::Slot> slots,
                                               const MatrixRule& rule) {
   if (rule.takes_gradient()) return slots;
@@ -30,21 +26,6 @@ std::vector<Parameter> params_of(const std::vector<MomentumTeam::Slot>& slots) {
   return params;
 }
 
-MatrixTeamOptions team_options(const MatrixRule& rule, const MomentumOptions& o, bool refined) {
-  return {.label = rule.label(),
-          .plan = {.mode = o.mode,
-                   .allow_inexact = o.allow_inexact,
-                   .payload_bytes = size_of(o.payload),
-                   .costs = o.costs,
-                   .state_weight = o.state_weight},
-          .distributed = o.tensor == MatrixTensorMode::distributed,
-          .input = incoming(o.payload),
-          .result = o.payload,
-          .transient_bytes = o.transient_bytes,
-          .sums = refined,
-          .settings = to_string(o) + " " + rule.settings()};
-}
-
 }  // namespace
 
 MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& rule,
@@ -54,7 +35,11 @@ MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& 
       rule_(rule),
       options_(options),
       refinement_(refinement),
-      team_(device, params_of(slots_), rule, *this, team_options(rule, options, refinement != nullptr),
+      team_(device, params_of(slots_), rule, *this,
+            {.label = rule.label(),
+             .whole = options,
+             .sums = refinement != nullptr,
+             .settings = to_string(options) + " " + rule.settings()},
             streams),
       states_(device, params_of(slots_), team_, rule),
       guard_(rule.name(), device.label(), team_) {

@@ -30,7 +30,7 @@ namespace {
   throw InvalidArgument(
       fmt::format("{} have fewer rows than columns, are cut by tensor parallelism, or are computed by a "
                   "method without a gram "
-                  "form (svd): {}; use owner, or auto with MatrixPlanOptions::allow_inexact",
+                  "form (svd): {}; use owner, or auto with MomentumOptions::allow_inexact",
                   what, names));
 }
 

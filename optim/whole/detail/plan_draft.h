@@ -9,15 +9,15 @@
 #include <sherd/optim/whole/detail/loads.h>
 #include <sherd/optim/whole/logical_matrix.h>
 #include <sherd/optim/whole/matrix_work.h>
+#include <sherd/optim/whole/momentum_options.h>
 #include <sherd/optim/whole/plan.h>
-#include <sherd/optim/whole/plan_options.h>
 
 namespace sherd {
 
 /// One plan, for a given number of copies (see MatrixPlan).
 struct PlanDraft {
   PlanDraft(std::span<const LogicalMatrix> m, int cells, int replicas, int copies, const MatrixWork& w,
-            const MatrixPlanOptions& o)
+            const MomentumOptions& o)
       : matrices(m), work(w), options(o), loads(cells * copies) {
     plan.cells = cells;
     plan.replicas = replicas;
@@ -40,7 +40,7 @@ struct PlanDraft {
 
   std::span<const LogicalMatrix> matrices;
   const MatrixWork& work;
-  const MatrixPlanOptions& options;
+  const MomentumOptions& options;
   MatrixPlan plan;
   Loads loads;               // of the team's ranks, by the entries that have owners
   std::vector<double> cost;  // of each matrix, computed by one owner; its share of state weighed in

@@ -51,13 +51,13 @@ MatrixTeam::MatrixTeam(Device& device, std::vector<Parameter> params, const Matr
   // Ranks that repeat the state could share the work: the plan decides whether the team includes them.
   int replicas = 1;
   for (auto& name : group.axes().state_repeated) replicas *= group.mesh().size(name);
-  plan_ = make_plan(matrices_, group.layout().world(), replicas, work, options_.plan);
+  plan_ = make_plan(matrices_, group.layout().world(), replicas, work, options_.whole);
   // After the plan, which needs no communication: only communicators that the plan uses are made.
   comms_ = TeamComms::make(params_, plan_, work.name(), options_.sums);
   // Before the comparison of fingerprints, which include the size of chunks.
   settle_transient_bytes();
   check_fingerprints(work);
-  schedule_ = compile_schedule(matrices_, plan_, comms_.rank, chunk_elements(), options_.distributed);
+  schedule_ = compile_schedule(matrices_, plan_, comms_.rank, chunk_elements(), distributed());
   place_statuses();
 }
 
@@ -81,28 +81,27 @@ int64_t MatrixTeam::chunk_elements() const {
   int parts = 0;
   for (auto& m : matrices_)
     if (m.tensor_dim >= 0) parts = std::max(parts, m.tensor_parts);
-  if (!options_.distributed) buffers += kTensorBuffers * parts;
-  const bool distributed = options_.distributed && parts > 0;
+  if (!distributed()) buffers += kTensorBuffers * parts;
   const auto is_gram = [](const PlanEntry& e) { return e.mode == PlanMode::gram; };
-  if (distributed || std::any_of(plan_.entries.begin(), plan_.entries.end(), is_gram))
+  if ((distributed() && parts > 0) || std::any_of(plan_.entries.begin(), plan_.entries.end(), is_gram))
     buffers += kGramBuffers;
   // Bytes to elements of one chunk. A 16-bit payload uses less: the bound holds for every dtype.
-  return options_.transient_bytes / (buffers * static_cast<int64_t>(sizeof(float)));
+  return options_.whole.transient_bytes / (buffers * static_cast<int64_t>(sizeof(float)));
 }
 
 void MatrixTeam::settle_transient_bytes() {
-  if (options_.transient_bytes > 0) return;
+  if (options_.whole.transient_bytes > 0) return;
   const int64_t total = device_.total_memory();
-  options_.transient_bytes = default_transient_bytes(total, device_.allocator().limit_bytes());
+  options_.whole.transient_bytes = default_transient_bytes(total, device_.allocator().limit_bytes());
   if (total == 0) return;  // host memory: the same for all ranks
   // All ranks must cut chunks at the same places: the minimum over tensor-parallel ranks, then over the team,
   // holds for all of them.
   Stream& s = device_.compute();
   for (auto& comm : comms_.planning) {
     const Tensor t = buffers_.message(1, DType::i64);
-    ops::copy_from_host(s, t, &options_.transient_bytes, sizeof options_.transient_bytes);
+    ops::copy_from_host(s, t, &options_.whole.transient_bytes, sizeof options_.whole.transient_bytes);
     comm->all_reduce(s, t, ReduceOp::min);
-    ops::copy_to_host(s, &options_.transient_bytes, t);
+    ops::copy_to_host(s, &options_.whole.transient_bytes, t);
   }
 }
 
@@ -204,15 +203,15 @@ void MatrixTeam::finish_batches(Stream& compute, const MatrixChunk& chunk, const
     at += n;
   }
   Tensor rounded = results;
-  if (options_.result != DType::f32) {  // the same rounding as in messages
-    rounded = buffers_.message(total, options_.result);
+  if (result() != DType::f32) {  // the same rounding as in messages
+    rounded = buffers_.message(total, result());
     ops::cast(compute, rounded, results);
   }
   client_.update(compute, rounded, chunk, cut);
 }
 
 void MatrixTeam::run_local(Stream& compute, const MatrixChunk& chunk) {
-  const Tensor packed = buffers_.message(chunk.in.send_total, options_.input);
+  const Tensor packed = buffers_.message(chunk.in.send_total, input());
   client_.pack(compute, packed, chunk);
   finish_batches(compute, chunk, packed, false);
 }
@@ -221,7 +220,7 @@ void MatrixTeam::run_gathered(Stream& compute, const MatrixChunk& chunk) {
   const auto& counts = chunk.in.send;
   // The own piece is packed at its place in the received message: the all-gather is in place.
   const int64_t mine = std::accumulate(counts.begin(), counts.begin() + comms_.rank, int64_t{0});
-  const Tensor packed = buffers_.message(chunk.in.recv_total, options_.input);
+  const Tensor packed = buffers_.message(chunk.in.recv_total, input());
   client_.pack(compute, packed, chunk);
   comms_.gram->all_gather_v(
       compute, packed.unowned_view(), counts,
@@ -230,9 +229,8 @@ void MatrixTeam::run_gathered(Stream& compute, const MatrixChunk& chunk) {
 }
 
 MatrixTeam::InFlight MatrixTeam::send_in(Stream& compute, const MatrixChunk& chunk) {
-  InFlight f{buffers_.message(chunk.in.send_total, options_.input),
-             buffers_.message(chunk.in.recv_total, options_.input),
-             {}};
+  InFlight f{
+      buffers_.message(chunk.in.send_total, input()), buffers_.message(chunk.in.recv_total, input()), {}};
   client_.pack(compute, f.send, chunk);
   // The message is packed on compute; the transfer starts when that is done.
   follow_compute(*streams_.in);
@@ -246,9 +244,8 @@ MatrixTeam::InFlight MatrixTeam::send_in(Stream& compute, const MatrixChunk& chu
 MatrixTeam::InFlight MatrixTeam::send_out(Stream& compute, const MatrixChunk& chunk, const InFlight& in) {
   // compute stops here only when the chunk has not arrived during the one before.
   compute.wait(in.arrived);
-  InFlight f{buffers_.message(chunk.out.send_total, options_.result),
-             buffers_.message(chunk.out.recv_total, options_.result),
-             {}};
+  InFlight f{
+      buffers_.message(chunk.out.send_total, result()), buffers_.message(chunk.out.recv_total, result()), {}};
   for (auto& b : chunk.batches) {
     if (b.gram()) continue;
     const int64_t n = b.elements();
@@ -279,7 +276,7 @@ void MatrixTeam::compute_batch(Stream& compute, const Tensor& out, const Tensor&
   const Tensor status = statuses_of(batch);
   if (batch.tensor_dim < 0) {
     client_.compute(compute, out, in, status, batch.matrices);
-  } else if (options_.distributed) {
+  } else if (distributed()) {
     client_.compute_parts(compute, {{in, out, status, batch.tensor_dim == 0}}, [&](const Tensor& grams) {
       comms_.tensor->all_reduce(compute, grams.unowned_view());
     });

@@ -44,13 +44,9 @@ class MatrixClient {
 struct MatrixTeamOptions {
   /// Prefix of the names of buffers in memory reports: "muon".
   std::string label = "optimizer";
-  MatrixPlanOptions plan = {};
-  /// Tensor-parallel matrices are computed in parts instead of gathered.
-  bool distributed = false;
-  DType input = DType::f32, result = DType::f32;  // in messages
-  /// Maximum bytes of a rank's messages and matrices in flight; 0: default_transient_bytes() of the smallest
-  /// device.
-  int64_t transient_bytes = 0;
+  /// Without momentum, nesterov and decay. payload: momentum is sent as bf16 under f16, whose exponents are too few for
+  /// its unknown scale; that of results is about 1.
+  MomentumOptions whole = {};
   /// True if the client calls sum().
   bool sums = false;
   /// All that results depend on besides the plan, in words: equal on all ranks.
@@ -111,6 +107,10 @@ class MatrixTeam {
     InFlight arriving, now, results, leaving;
   };
   void queue_step(Stream& compute, Messages& messages);
+  /// Tensor-parallel matrices are computed in parts instead of gathered.
+  bool distributed() const { return options_.whole.tensor == MatrixTensorMode::distributed; }
+  DType input() const { return result() == DType::f16 ? DType::bf16 : result(); }
+  DType result() const { return options_.whole.payload; }
   int64_t chunk_elements() const;
   void settle_transient_bytes();
   void check_fingerprints(const MatrixWork& work);

@@ -9,7 +9,7 @@
 #include <sherd/base/error.h>
 #include <sherd/fsdp/bucket_plan.h>
 #include <sherd/fsdp/layout_param.h>
-#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/muon/muon_rule.h>
 #include <sherd/optim/soap.h>
 
 namespace sherd::tools {
@@ -114,7 +114,7 @@ void add_plan(Arrangement& a) {
   if (a.options.soap)
     a.work = std::make_shared<SoapRule>(SoapOptions{});
   else
-    a.work = std::make_shared<MuonWork>(plan_options(MuonOptions{}));
+    a.work = std::make_shared<MuonRule>();
   for (size_t i = 0; i < a.model.size(); ++i) {
     const ParamEntry& p = a.model[i];
     if (p.optimizer != Algorithm::muon) continue;

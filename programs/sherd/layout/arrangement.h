@@ -23,7 +23,7 @@ struct ArrangeOptions {
   bool per_unit = false;
   /// Optimizer of the matrices that the model gives to Muon: KL-SOAP instead, with its default options.
   bool soap = false;
-  /// MatrixPlanOptions::state_weight.
+  /// MomentumOptions::state_weight.
   double state_weight = 0.5;
 };
 

@@ -126,7 +126,7 @@ std::vector<std::string> normuon_problems(const Settings& c) {
 
 sherd::MuonOptions muon_options(const Settings& c) {
   sherd::MuonOptions o;
-  o.momentum = static_cast<float>(c.muon_momentum);
+  o.whole.momentum = static_cast<float>(c.muon_momentum);
   o.orthogonalize.method =
       c.orthogonalizer == "svd" ? sherd::Orthogonalizer::svd : sherd::Orthogonalizer::newton_schulz;
   o.orthogonalize.form = c.ns_form == "gram" ? sherd::IterationForm::gram : sherd::IterationForm::standard;
@@ -138,12 +138,12 @@ sherd::MuonOptions muon_options(const Settings& c) {
   o.scale = sherd::parse_muon_scale(c.muon_scale);
   o.scale_factor = c.muon_scale_factor;
   o.fraction = c.muon_fraction;
-  o.decay = sherd::parse_muon_decay(c.muon_decay);
-  o.mode = sherd::parse_muon_mode(c.muon_mode);
-  o.allow_inexact = c.muon_allow_inexact;
-  o.tensor = sherd::parse_muon_tensor_mode(c.muon_tensor);
-  o.payload = dtype_named(c.muon_payload);
-  o.transient_bytes = c.muon_transient;
+  o.whole.decay = sherd::parse_muon_decay(c.muon_decay);
+  o.whole.mode = sherd::parse_muon_mode(c.muon_mode);
+  o.whole.allow_inexact = c.muon_allow_inexact;
+  o.whole.tensor = sherd::parse_muon_tensor_mode(c.muon_tensor);
+  o.whole.payload = dtype_named(c.muon_payload);
+  o.whole.transient_bytes = c.muon_transient;
   return o;
 }
 

@@ -4,8 +4,10 @@
 #include <numeric>
 
 #include <sherd/base/error.h>
-#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/muon/muon_rule.h>
 #include <sherd/optim/soap.h>
+#include <sherd/optim/whole/make_plan.h>
+#include <sherd/optim/whole/plan_text.h>
 
 #include "support/message_of.h"
 
@@ -53,10 +55,10 @@ std::vector<std::vector<Spec>> transformer(int layers, int64_t d, int64_t ffn) {
   return units;
 }
 
-std::vector<double> recomputed_loads(const Model& model, const MatrixPlan& plan, const PlanOptions& o) {
+std::vector<double> recomputed_loads(const Model& model, const MatrixPlan& plan) {
   std::vector<double> load(static_cast<size_t>(plan.team()), 0);
   for (size_t i = 0; i < model.matrices.size(); ++i)
-    for (int t : plan.entries[i].owners) load[static_cast<size_t>(t)] += cost_of(model.matrices[i], o);
+    for (int t : plan.entries[i].owners) load[static_cast<size_t>(t)] += MuonRule().cost(model.matrices[i]);
   return load;
 }
 
@@ -65,15 +67,14 @@ class Balance : public ::testing::TestWithParam<std::tuple<int, LayoutPolicy>> {
 TEST_P(Balance, OfA32LayerTransformer) {
   const auto [world, policy] = GetParam();
   const Model model(transformer(32, 4096, 11008), world, policy);
-  const PlanOptions o;
-  const MatrixPlan plan = make_plan(model.matrices, world, 1, o);
+  const MatrixPlan plan = make_plan(model.matrices, world, 1, {});
   EXPECT_LE(plan.imbalance, 1.10);
   EXPECT_LE(plan.redundancy, 1.05);
-  const auto load = recomputed_loads(model, plan, o);
+  const auto load = recomputed_loads(model, plan);
   double sum = 0, largest = 0;
   for (auto& m : model.matrices) {
-    sum += cost_of(m, o);
-    largest = std::max(largest, cost_of(m, o));
+    sum += MuonRule().cost(m);
+    largest = std::max(largest, MuonRule().cost(m));
   }
   EXPECT_NEAR(*std::max_element(load.begin(), load.end()) / std::max(sum / world, largest), plan.imbalance,
               1e-9);
@@ -237,13 +238,13 @@ TEST(Plan, GatherIsAsRedundantAsThereAreRanks) {
 
 TEST(Plan, ReplicasShareTheWorkWhereThatIsFaster) {
   const Model model(transformer(4, 256, 640), 2, LayoutPolicy::ragged);
-  PlanOptions fast_net{.mode = MatrixMode::automatic};
+  MomentumOptions fast_net{.mode = MatrixMode::automatic};
   fast_net.costs = {.flops_per_second = 1e9, .bytes_per_second = 1e12};
   const MatrixPlan spread = make_plan(model.matrices, 2, 4, fast_net);
   EXPECT_EQ(spread.copies, 4);
   EXPECT_EQ(spread.team(), 8);
   EXPECT_DOUBLE_EQ(spread.redundancy, 1);
-  PlanOptions slow_net = fast_net;
+  MomentumOptions slow_net = fast_net;
   slow_net.costs = {.flops_per_second = 1e15, .bytes_per_second = 1e6};
   const MatrixPlan apart = make_plan(model.matrices, 2, 4, slow_net);
   EXPECT_EQ(apart.copies, 1);
@@ -257,7 +258,7 @@ TEST(Plan, IsAPureFunctionWithAFingerprint) {
   EXPECT_EQ(x.fingerprint, y.fingerprint);
   const MatrixPlan z = make_plan(a.matrices, 4, 1, {.mode = MatrixMode::gather});
   EXPECT_NE(x.fingerprint, z.fingerprint);
-  const std::string text = explain(x, a.matrices, {});
+  const std::string text = explain(x, MuonRule(), a.matrices);
   EXPECT_THAT(text, HasSubstr("imbalance"));
   EXPECT_THAT(text, HasSubstr("blocks.0.qkv 1"));
 }
@@ -333,7 +334,7 @@ TEST(LogicalMatrix, BlocksOfStacksAndStridesCoverTheParameterOnce) {
 
 TEST(MuonTransient, IsAShareOfTheDevicesMemory) {
   constexpr int64_t mib = int64_t{1} << 20, gib = int64_t{1} << 30;
-  EXPECT_EQ(MuonOptions().transient_bytes, 0);  // that is, the default
+  EXPECT_EQ(MuonOptions().whole.transient_bytes, 0);  // that is, the default
   EXPECT_EQ(default_transient_bytes(0, 0), 256 * mib);
   EXPECT_EQ(default_transient_bytes(0, gib), 256 * mib);
   EXPECT_EQ(default_transient_bytes(141 * gib, 0), 141 * gib / 32);

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/muon/muon_rule.h>
 
 #include "support/toy_model.h"
 
@@ -42,13 +42,10 @@ std::vector<float> reused_after_a_failure(int late) {
     std::vector<Parameter> params;
     for (auto& b : model.blocks_) params.insert(params.end(), {b->up_, b->down_});
     MatrixStreams streams{r.device->make_stream("test in"), r.device->make_stream("test out")};
-    MuonOptions muon;
-    muon.mode = MatrixMode::owner;
-    const PlanOptions plan = plan_options(muon);
     SecondPackFails client;
     // One matrix in each chunk.
-    MatrixTeam team(*r.device, params, MuonWork(plan), client,
-                    {.plan = matrix_plan_options(plan), .transient_bytes = 1}, streams);
+    MatrixTeam team(*r.device, params, MuonRule(), client,
+                    {.whole = {.mode = MatrixMode::owner, .transient_bytes = 1}}, streams);
     r.device->compute().synchronize();
     const bool is_late = r.world->rank() == late;
     if (is_late) streams.in->submit("late", [released](ExecutionContext&) { released.wait(); });

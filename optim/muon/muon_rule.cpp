@@ -1,4 +1,4 @@
-#include <sherd/optim/muon/detail/muon_rule.h>
+#include <sherd/optim/muon/muon_rule.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -29,18 +29,18 @@ std::vector<int> round_ends(const OrthogonalizeOptions& o) {
 
 // Ranks that form Gram matrices at different steps would add different matrices.
 std::string MuonRule::settings() const {
-  const OrthogonalizeOptions& ns = options_.orthogonalize;
-  std::string text = fmt::format("{} {} {} {} {} {}", name_of(options_.scale), options_.scale_factor,
-                                 static_cast<int>(ns.method), static_cast<int>(ns.form),
-                                 static_cast<int>(ns.working), ns.eps);
-  if (options_.fraction < 1) text += fmt::format(" fraction {}", options_.fraction);
+  const OrthogonalizeOptions& ns = o_.orthogonalize;
+  std::string text =
+      fmt::format("{} {} {} {} {} {}", name_of(o_.scale), o_.scale_factor, static_cast<int>(ns.method),
+                  static_cast<int>(ns.form), static_cast<int>(ns.working), ns.eps);
+  if (o_.fraction < 1) text += fmt::format(" fraction {}", o_.fraction);
   for (auto& [a, b, c] : ns.steps) text += fmt::format(" {} {} {}", a, b, c);
   return text + fmt::format(" {}", fmt::join(ns.restarts, " "));
 }
 
 void MuonRule::compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) {
-  if (options_.fraction == 1) return ops::orthogonalize(compute, out, in, status, options_.orthogonalize);
-  const int64_t batch = in.size(0), rows = in.size(1), kept = kept_rows(options_.fraction, rows);
+  if (o_.fraction == 1) return ops::orthogonalize(compute, out, in, status, o_.orthogonalize);
+  const int64_t batch = in.size(0), rows = in.size(1), kept = kept_rows(o_.fraction, rows);
   const auto make = [&](Shape shape, DType dtype) {
     return Tensor::empty(compute.device(), std::move(shape), dtype, MemoryClass::scratch, "muon rows");
   };
@@ -49,7 +49,7 @@ void MuonRule::compute(Stream& compute, const Tensor& out, const Tensor& in, con
                results = make(chosen.shape(), DType::f32);
   ops::dion_choose(compute, slots, norms, in, kept);
   ops::dion_take(compute, chosen, in, slots);
-  ops::orthogonalize(compute, results, chosen, status, options_.orthogonalize);
+  ops::orthogonalize(compute, results, chosen, status, o_.orthogonalize);
   ops::dion_put(compute, out, results, slots);
 }
 
@@ -69,7 +69,7 @@ void MuonRule::compute_parts(Stream& compute, const std::vector<MatrixPart>& par
   // All parts side by side: `sum` needs one collective per round.
   const Tensor grams = make({begin.back()});
   int first = 0;
-  for (const int last : round_ends(options_.orthogonalize)) {
+  for (const int last : round_ends(o_.orthogonalize)) {
     const auto gram = [&](size_t k) { return grams.flat(begin[k], begin[k + 1]).view(square[k]); };
     for (size_t k = 0; k < parts.size(); ++k)
       ops::gram_product(compute, gram(k), x[k], parts[k].contract_rows);
@@ -77,7 +77,7 @@ void MuonRule::compute_parts(Stream& compute, const std::vector<MatrixPart>& par
     sum(grams);
     for (size_t k = 0; k < parts.size(); ++k) {
       const Tensor q = make(square[k]);
-      ops::gram_iterate(compute, q, gram(k), parts[k].status, first, last, options_.orthogonalize);
+      ops::gram_iterate(compute, q, gram(k), parts[k].status, first, last, o_.orthogonalize);
       ops::gram_apply(compute, next[k], x[k], q, parts[k].contract_rows);
       // X <- X Q or Q X alternates between the two buffers, without a third.
       std::swap(x[k], next[k]);
