@@ -4,12 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace sherd {
 namespace {
 
 /// Checks the options of all wraps at once. @throws InvalidArgument that lists every problem.
-void check(ModuleBase& root, const FullyShardOptions& root_options) {
+void check(ModuleBase& root, const RootOptions& root_options) {
   std::vector<std::string> wrong;
   auto check_one = [&](const std::string& name, const Wrap& w) {
     const std::string who = name.empty() ? "root" : name;
@@ -54,7 +55,7 @@ void check(ModuleBase& root, const FullyShardOptions& root_options) {
 
 }  // namespace
 
-void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+void wrap_module(ModuleBase& module, Wrap wrap) {
   // Inner modules may outlive their root: they can be wrapped again.
   module.visit([](const std::string&, ModuleBase& m) {  // drops units of a destroyed root
     if (m.unit_ && !m.unit_->attached()) m.unit_ = nullptr, m.wrap_ = nullptr;
@@ -66,11 +67,11 @@ void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOpt
   module.visit([](const std::string&, ModuleBase& m) {
     if (m.runtime_) throw InvalidArgument("fully_shard: the module holds a root that is sharded already");
   });
-  module.wrap_ = std::make_shared<Wrap>(Wrap{mesh, options});
+  module.wrap_ = std::make_shared<Wrap>(std::move(wrap));
   // Inner modules are only marked. The root, which is wrapped last, builds the runtime for all of them.
   if (!module.is_root()) return;
   try {
-    check(module, options);
+    check(module, module.wrap_->root);
     module.runtime_ = std::make_shared<ShardRuntime>(module);
   } catch (...) {  // as before the first wrap, so that the caller may try other options
     module.visit([](const std::string&, ModuleBase& m) {
@@ -79,6 +80,20 @@ void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOpt
     });
     throw;
   }
+}
+
+void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  wrap_module(module, {mesh, options});
+}
+
+void fully_shard(ModuleBase& root, const DeviceMesh& mesh, const FullyShardOptions& options,
+                 const RootOptions& root_options) {
+  if (!root.is_root())
+    throw InvalidArgument(
+        "fully_shard: RootOptions for a module inside another one; give them to the call of the root, which "
+        "has "
+        "no parent");
+  wrap_module(root, {mesh, options, root_options});
 }
 
 int fully_shard_all(ModuleBase& root, const std::function<bool(const std::string&, ModuleBase&)>& which,

@@ -26,6 +26,9 @@ namespace sherd {
 /// @throws ShapeMismatch when ranks wrapped different models or options; OutOfMemory when a buffer does not
 /// fit the limit. When the root's call throws, all wraps below it are undone and may be tried again.
 void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+/// The same for the root. @throws InvalidArgument also for a module with a parent.
+void fully_shard(ModuleBase& root, const DeviceMesh& mesh, const FullyShardOptions& options,
+                 const RootOptions& root_options);
 
 /// Wraps each module of a list as a unit of its own. Elements are modules or pointers to them (for example a
 /// vector of std::unique_ptr). None of them is the root.

@@ -105,16 +105,13 @@ std::vector<ParamGroup::Trait> ParamGroup::traits() const {
 uint64_t ParamGroup::digest_of_options(const FullyShardOptions& o) const {
   uint64_t names = hash64(hash64(hash64(0, spec_.mesh.describe()), o.shard_dim), o.replicate_dim);
   names = hash64(names, o.tensor_dim);
-  for (auto& name : o.ignored) names = hash64(names, name);
   for (const uint64_t v :
        {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
-        static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
-        static_cast<uint64_t>(o.overlap_reduce), static_cast<uint64_t>(plan().dtype),
+        static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(plan().dtype),
         static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.cast_inputs),
         o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0,
-        static_cast<uint64_t>(o.allow_unused), o.seed, static_cast<uint64_t>(o.gradient_ranks),
-        static_cast<uint64_t>(plan().axes.divisor), static_cast<uint64_t>(trainable_),
-        static_cast<uint64_t>(replicated())})
+        static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(plan().axes.divisor),
+        static_cast<uint64_t>(trainable_), static_cast<uint64_t>(replicated())})
     names = mix(names, v);
   return names;
 }

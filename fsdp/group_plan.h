@@ -25,7 +25,7 @@ struct PlanParam {
   CutClass cut = CutClass::element;
   RowBlocks row_blocks = {};  // Parameter::row_blocks()
   bool trainable = true;
-  bool ignored = false;      // FullyShardOptions::ignored
+  bool ignored = false;      // RootOptions::ignored
   DType dtype = DType::f32;  // in which it is gathered and computed with
   bool tied = false;         // several modules hold it
 };

@@ -124,7 +124,7 @@ StepTraffic ModelPlan::traffic(int microbatches) const {
   return t;
 }
 
-ModelPlan plan_model(const std::vector<PlanUnit>& units, const FullyShardOptions& o) {
+ModelPlan plan_model(const std::vector<PlanUnit>& units, const RootOptions& o) {
   ModelPlan plan;
   std::vector<std::vector<GroupPlan>> groups = plan_units(units);
   for (size_t i = 0; i < units.size(); ++i)

@@ -50,11 +50,10 @@ struct ModelPlan {
 ///   one height share prefetch + 1 slots in turn (at most one per unit). So a unit always gathers to the same
 ///   address.
 /// - The root has a gradient slot of its own. All others of one height share two in turn, so that one unit's
-///   gradients are reduced while the next are computed; without FullyShardOptions::overlap_reduce they share one.
+///   gradients are reduced while the next are computed; without RootOptions::overlap_reduce they share one.
 /// - Buckets whose gradients are unreduced at different times of a backward (backward_span()) share a slot. With
 ///   overlap_reduce a bucket does not share with one that may still be reduced while its first unit's gradients
 ///   are computed.
-/// @param options the root's, for the fields marked (root).
-ModelPlan plan_model(const std::vector<PlanUnit>& units, const FullyShardOptions& options);
+ModelPlan plan_model(const std::vector<PlanUnit>& units, const RootOptions& options = {});
 
 }  // namespace sherd

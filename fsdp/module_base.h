@@ -14,7 +14,6 @@ namespace sherd {
 
 class Unit;
 class ShardRuntime;
-struct FullyShardOptions;
 struct Wrap;
 
 /// Module tree of a model. It has no forward: nn::Module adds one, which a tape records. Clients with module
@@ -78,7 +77,7 @@ class ModuleBase {
 
  private:
   friend class ShardRuntime;
-  friend void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options);
+  friend void wrap_module(ModuleBase& module, Wrap wrap);
   friend ShardRuntime& runtime_of(const ModuleBase& root);
   friend void assign_names(ModuleBase& root);
   template <class Handle>

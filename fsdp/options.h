@@ -12,7 +12,7 @@
 
 namespace sherd {
 
-/// Options of fully_shard(). Those marked (root) are read from the root's call only.
+/// Options of fully_shard() for the parameters of one unit, the root included.
 struct FullyShardOptions {
   Strategy strategy = Strategy::optim_grads_params;
   /// HSDP: state that is also split over replicas. optim: each of R replicas keeps 1/R of its shard's
@@ -21,13 +21,6 @@ struct FullyShardOptions {
   /// Under optim_grads_params: reshard the parameters between forward and backward (never the root's). When
   /// false they stay unsharded, in a buffer of the unit's own, until its backward has ended.
   bool reshard_after_forward = true;
-  /// (root) Number of units gathered ahead of the one that computes. Each nesting level of wrapped modules
-  /// has prefetch + 1 gather buffers, used in turn, so that a unit always gathers to the same address. A unit
-  /// gets a buffer of its own when it is first used while another unit holds its buffer (a wrapped module
-  /// that two wrapped blocks call).
-  int prefetch = 1;
-  /// (root) Reduce one unit's gradients while the next computes; this needs a second gradient buffer.
-  bool overlap_reduce = true;
   /// dtype of gathered parameters in use: f32 or bf16. Units may differ, and parameters within a unit
   /// (Parameter::set_compute_dtype()); those of one dtype are gathered together. Master weights stay f32.
   DType compute_dtype = DType::f32;
@@ -53,16 +46,6 @@ struct FullyShardOptions {
   int64_t bucket_elements = 40'000'000;
   /// Padding allowed for keeping rows whole (LayoutOptions::padding_budget).
   double padding_budget = 0.03;
-  /// (root) Accept trainable parameters that no backward reached: their gradient is zero. Otherwise the last
-  /// backward of a step throws, naming all of them. The unused parameters must be the same on every rank,
-  /// which is checked.
-  bool allow_unused = false;
-  /// (root) Full names of ignored parameters: unsharded on every rank, gradients never reduced and not part
-  /// of the gradient norm. An optimizer still updates them, each rank with its own gradient, unless they are
-  /// frozen.
-  std::vector<std::string> ignored = {};
-  /// (root) Seed of the initial weights.
-  uint64_t seed = 0;
   /// Number of ranks whose batches a gradient is averaged over. 0: the ranks of the shard and the replicate
   /// dimension. Of a unit with trainable pieces over another dimension than tensor_dim (experts), it is the
   /// root's number: they reduce over fewer ranks than their tokens come from.
@@ -80,6 +63,27 @@ struct FullyShardOptions {
   std::string shard_dim = "shard";
   std::string replicate_dim = "replicate";
   std::string tensor_dim = "tp";
+};
+
+/// Options of fully_shard() for the whole model; the call of the root has them.
+struct RootOptions {
+  /// Number of units gathered ahead of the one that computes. Each nesting level of wrapped modules
+  /// has prefetch + 1 gather buffers, used in turn, so that a unit always gathers to the same address. A unit
+  /// gets a buffer of its own when it is first used while another unit holds its buffer (a wrapped module
+  /// that two wrapped blocks call).
+  int prefetch = 1;
+  /// Reduce one unit's gradients while the next computes; this needs a second gradient buffer.
+  bool overlap_reduce = true;
+  /// Accept trainable parameters that no backward reached: their gradient is zero. Otherwise the last
+  /// backward of a step throws, naming all of them. The unused parameters must be the same on every rank,
+  /// which is checked.
+  bool allow_unused = false;
+  /// Full names of ignored parameters: unsharded on every rank, gradients never reduced and not part
+  /// of the gradient norm. An optimizer still updates them, each rank with its own gradient, unless they are
+  /// frozen.
+  std::vector<std::string> ignored = {};
+  /// Seed of the initial weights.
+  uint64_t seed = 0;
 };
 
 }  // namespace sherd

@@ -28,12 +28,16 @@ std::string otherwise(const DeviceMesh& mesh) {
       mesh.world()->device().label(), mesh.describe());
 }
 
-// Returns lines that describe all that communicators and layouts are made of: units with their parameters,
-// and buffers.
+// Returns lines that describe all that communicators and layouts are made of: the root's options, units with
+// their parameters, and buffers.
 std::vector<std::string> in_words(const std::vector<UnitClaim>& claims, const std::vector<Buffer>& buffers) {
-  std::vector<std::string> lines;
+  const RootOptions& o = claims.back().module->wrap()->root;
+  std::vector<std::string> lines = {
+      fmt::format("root options (prefetch {}, overlap_reduce {}, allow_unused {}, seed {})", o.prefetch,
+                  o.overlap_reduce, o.allow_unused, o.seed)};
+  for (const std::string& name : o.ignored) lines.push_back(fmt::format("ignored parameter '{}'", name));
   for (const UnitClaim& claim : claims) {
-    const auto& [mesh, options] = *claim.module->wrap();
+    const auto& [mesh, options, root] = *claim.module->wrap();
     lines.push_back(
         fmt::format("unit '{}' ({}, mesh {})", claim.name, name_of(options.strategy), mesh.describe()));
     for (const Parameter& p : claim.params)
@@ -52,6 +56,7 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
     : device_(root.wrap_->mesh.world()->device()),
       mesh_(root.wrap_->mesh),
       options_(root.wrap_->options),
+      root_options_(root.wrap_->root),
       updates_(std::make_unique<UpdateCount>()),
       sets_(std::make_shared<UpdateSets>(device_.label())) {
   assign_names(root);
@@ -60,7 +65,7 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
   std::vector<std::string> names;
   for (auto& claim : claims) names.push_back(claim.name);
   context_ = std::make_unique<UnitContext>(device_, mesh_.world()->size(), std::move(names),
-                                           options_.prefetch, options_.overlap_reduce);
+                                           root_options_.prefetch, root_options_.overlap_reduce);
   context_->complete_backward = [this] { return complete_backward(); };
   check_ = device_.make_stream("check");
   {
@@ -92,7 +97,7 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
         plan_unit_of(claim, static_cast<int>(described.size()), static_cast<int>(id), *root.wrap_));
   }
   // Arithmetic on equal claims: every rank makes the same plan without communication.
-  plan_ = plan_model(described, options_);
+  plan_ = plan_model(described, root_options_);
   // Before the units, which hold pointers to their buckets.
   make_buckets(claims);
   // Backward order, the root last. Making a unit makes the communicators of its mesh, on all ranks in this
@@ -273,9 +278,9 @@ void ShardRuntime::allocate() {
 void ShardRuntime::initialise() {
   for (auto* g : groups()) {
     g->allocate();
-    g->initialise(device_.compute(), options_.seed);
+    g->initialise(device_.compute(), root_options_.seed);
   }
-  for (Buffer& b : kept_) b.allocate(device_.compute(), options_.seed);
+  for (Buffer& b : kept_) b.allocate(device_.compute(), root_options_.seed);
   Staging& staging = context_->staging;
   for (auto* t : {&staging.gather.full, &staging.gather.half, &staging.reduce.full, &staging.reduce.half})
     if (t->defined()) ops::fill(device_.compute(), *t, 0);  // padding is sent and summed, too
@@ -596,13 +601,13 @@ bool ShardRuntime::complete_backward() {
     b->set_left_out(std::none_of(all.begin(), all.end(),
                                  [&](auto& p) { return !p.frozen() && takes_part(sets_->set_of(p)); }));
   }
-  if (!missing.empty() && !options_.allow_unused)
+  if (!missing.empty() && !root_options_.allow_unused)
     throw InvalidArgument(
         fmt::format("{}: no backward of this step touched the gradient of {} parameter(s): {}; run their "
-                    "backward, freeze them, or set FullyShardOptions::allow_unused",
+                    "backward, freeze them, or set RootOptions::allow_unused",
                     device_.label(), missing.size(), fmt::join(missing, ", ")));
   // Usage that differs from rank to rank would pair one unit's collectives with another's.
-  if (options_.allow_unused || sets_->count() > 1)
+  if (root_options_.allow_unused || sets_->count() > 1)
     require_equal(context_->log.digest(),
                   "the ranks used different units in this step; what is unused must be so on every rank");
   for (auto& u : units_)

@@ -39,6 +39,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
 
   Device& device() const { return device_; }
   const DeviceMesh& mesh() const { return mesh_; }
+  /// Returns the options of the root as a unit.
   const FullyShardOptions& options() const { return options_; }
   /// Returns the units in registration order, the root last.
   const std::vector<std::shared_ptr<Unit>>& units() const { return units_; }
@@ -204,6 +205,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   Device& device_;
   DeviceMesh mesh_;
   FullyShardOptions options_;
+  RootOptions root_options_;
   // Keys: the communicators of the shard group and of the replicas (null: none).
   std::map<std::pair<const Communicator*, const Communicator*>, GroupComms> comms_;
   std::shared_ptr<Communicator> alone_;  // a group of one, for ignored parameters

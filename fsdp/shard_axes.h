@@ -42,7 +42,7 @@ struct Holders {
 struct ShardAxes {
   /// Returns the axes of a group of parameters.
   /// @param mesh all dimensions, in order, with this rank's coordinates.
-  /// @param ignored FullyShardOptions::ignored parameters: nothing is split or reduced.
+  /// @param ignored RootOptions::ignored parameters: nothing is split or reduced.
   static ShardAxes of(std::vector<MeshAxis> mesh, const FullyShardOptions& options, bool ignored = false);
   /// Returns the same for lists of dimensions. Names that the mesh does not have are left out.
   /// @param gradient_ranks FullyShardOptions::gradient_ranks

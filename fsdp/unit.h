@@ -87,7 +87,7 @@ class Unit {
   void sync();
   /// Starts gathering the unsharded parameters on the gather stream, unless they are unsharded and current
   /// already.
-  /// @throws OutOfMemory when the unit needs a gather buffer of its own (FullyShardOptions::prefetch) that
+  /// @throws OutOfMemory when the unit needs a gather buffer of its own (RootOptions::prefetch) that
   /// does not fit.
   void unshard();
   /// Makes the compute stream wait until the unsharded parameters are complete.

@@ -21,7 +21,7 @@ class UpdateSets;
 ///
 /// With several sets a step's backwards may leave out all parameters of a set (the discriminator's pass never
 /// reaches the generator). That set then takes no part in the step: its gradients are not sent, and its
-/// optimizer cannot step. A set that is reached in part is an error, unless FullyShardOptions::allow_unused.
+/// optimizer cannot step. A set that is reached in part is an error, unless RootOptions::allow_unused.
 /// The sets left out must be the same on every rank. With several sets every step compares which units the
 /// ranks used, and the host waits for this.
 ///

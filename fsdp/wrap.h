@@ -10,6 +10,7 @@ namespace sherd {
 struct Wrap {
   DeviceMesh mesh;
   FullyShardOptions options;
+  RootOptions root = {};  // unused but of the root
 };
 
 }  // namespace sherd

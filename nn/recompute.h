@@ -48,7 +48,7 @@ Tape* tape_in(const First& first, const Rest&... rest) {
 /// Wrapped modules may be called inside. Where the scope is inside one unit's call (Module::set_recompute())
 /// or is one such call, that unit's collectives are those without recomputation: it is gathered for the
 /// second run in place of its backward, and stays unsharded until that is done. The same holds for larger
-/// scopes while the slots hold their units (FullyShardOptions::prefetch + 1 of each height). A scope of more
+/// scopes while the slots hold their units (RootOptions::prefetch + 1 of each height). A scope of more
 /// units of one height needs one further gather for each unit beyond the slots, and one for the unit that was
 /// prefetched in vain. Other collectives inside (those of tensor-, expert- and context-parallel functions)
 /// run twice.

@@ -128,18 +128,18 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
 }
 
 void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options,
-                 const ParameterInit& init) {
-  detail::model_of(root).shard(root, mesh, options, init);
+                 const RootOptions& root_options, const ParameterInit& init) {
+  detail::model_of(root).shard(root, {mesh, options, root_options}, init);
 }
 
 void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options,
-                   const ParameterInit& init) {
+                   const RootOptions& root_options, const ParameterInit& init) {
   options.strategy = Strategy::no_shard;
   for (const auto& module : root.modules(/*include_self=*/false))
     if (detail::Attached* const attached = detail::attached_to(*module);
         attached != nullptr && attached->noted)
       attached->noted->options.strategy = Strategy::no_shard;
-  fully_shard(root, mesh, options, init);
+  fully_shard(root, mesh, options, root_options, init);
 }
 
 ModuleBase& root_of(::torch::nn::Module& root) { return detail::model_of(root).root(); }

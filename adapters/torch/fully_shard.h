@@ -35,7 +35,7 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
 /// values.
 ///
 /// Parameters and buffers on the meta device (meta_device.h) get values from `init`. Without it they get
-/// those of reset_parameters() with FullyShardOptions::seed, which has no other use. They have memory for one
+/// those of reset_parameters() with RootOptions::seed, which has no other use. They have memory for one
 /// module at a time. A rank never holds more of them than its pieces and one module's.
 ///
 /// Modules are on the CPU, on the meta device, or on the rank's own GPU; afterwards they are on the mesh's
@@ -53,14 +53,14 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
 /// values differ; errors of `init`, and InvalidArgument naming all elements that it left unwritten. After the
 /// last two the modules are unusable.
 void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options = {},
-                 const ParameterInit& init = {});
+                 const RootOptions& root_options = {}, const ParameterInit& init = {});
 
 /// Shards the tree with a unit for each module of type M (or derived from it) below `root`:
 /// fully_shard<BlockImpl>(*model, ...).
 /// @throws InvalidArgument also without such a module.
 template <class M>
 void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options = {},
-                 const ParameterInit& init = {}) {
+                 const RootOptions& root_options = {}, const ParameterInit& init = {}) {
   int found = 0;
   for (const auto& module : root.modules(/*include_self=*/false)) {
     if (dynamic_cast<M*>(module.get()) == nullptr) continue;
@@ -72,7 +72,7 @@ void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyS
         "fully_shard: no module below the root has the given type; register modules by "
         "register_module(), and name the type of the module itself (BlockImpl), not that of its holder "
         "(Block)");
-  fully_shard(root, mesh, options, init);
+  fully_shard(root, mesh, options, root_options, init);
 }
 
 /// Distributed data parallelism, which libtorch's C++ frontend lacks: every rank has all weights, and
@@ -80,7 +80,7 @@ void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyS
 /// wrap() overlap the reduction of gradients with backward. They have that strategy too, whatever their
 /// options say.
 void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options = {},
-                   const ParameterInit& init = {});
+                   const RootOptions& root_options = {}, const ParameterInit& init = {});
 
 /// Returns the model as sherd's module: the same tree, names and shapes, without a forward. Functions of
 /// sherd for models take it: route() (before fully_shard()), Optimizer, clip_grad_norm(), Accumulate,

@@ -25,7 +25,7 @@ class Resettable {
 /// constructor; for fully_shard(). Called for each module that has some on the meta device. They have memory
 /// on the CPU for the call; those of other modules have none. Every element has to be written. Recording is
 /// off. Random numbers come from a generator of the thread (generator.h). It is seeded for each module by
-/// FullyShardOptions::seed and the module's name, so that values depend neither on ranks nor on other
+/// RootOptions::seed and the module's name, so that values depend neither on ranks nor on other
 /// modules.
 using ParameterInit = std::function<void(::torch::nn::Module& module)>;
 

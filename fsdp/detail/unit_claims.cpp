@@ -71,7 +71,7 @@ PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const 
                 .height = claim.height,
                 .ranks_id = ranks_id};
   for (auto& d : wrap.mesh.dims()) unit.mesh.push_back({d.name, d.size, wrap.mesh.coordinate(d.name)});
-  const auto& ignored = root.options.ignored;
+  const auto& ignored = root.root.ignored;
   for (size_t i = 0; i < claim.params.size(); ++i) {
     const Parameter& p = claim.params[i];
     unit.params.push_back({.name = p.name(),

@@ -39,7 +39,7 @@ int gradient_ranks_of(const Wrap& root);
 
 /// Returns a claim for planning, with its wrap's mesh and options. FullyShardOptions::gradient_ranks is the
 /// root's where the options leave it to the root.
-/// @param root for that, and for the fields marked (root)
+/// @param root for that, and for the ignored parameters
 PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const Wrap& root);
 
 }  // namespace sherd

@@ -145,7 +145,6 @@ sherd::FullyShardOptions shard_options(const Config& c) {
   o.strategy = sherd::parse_strategy(c.strategy);
   o.layout = sherd::parse_layout(c.layout).policy;
   o.reshard_after_forward = c.reshard_after_forward;
-  o.prefetch = static_cast<int>(c.prefetch);
   if (c.precision == "bf16") o.compute_dtype = sherd::DType::bf16;
   return o;
 }

@@ -67,7 +67,8 @@ class Trainer {
       if (name.ends_with("qkv.weight")) p.set_row_blocks({config.dim, config.dim, config.dim});
     sherd::torch::route(*model_, train_gpt::routing_options(config));
     const sherd::DeviceMesh mesh(rank.world, mesh_of(config));
-    sherd::torch::fully_shard<BlockImpl>(*model_, mesh, shard_options(config));
+    sherd::torch::fully_shard<BlockImpl>(*model_, mesh, shard_options(config),
+                                         {.prefetch = static_cast<int>(config.prefetch)});
     if (!config.init_weights.empty())
       for (const std::string& note : sherd::import_weights(root, config.init_weights).notes)
         if (rank.world->rank() == 0) sherd::print_error("libtorch_gpt", note);

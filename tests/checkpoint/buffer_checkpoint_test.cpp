@@ -51,7 +51,7 @@ fs::path save(const fs::path& folder, int ranks, const std::function<void(Kept&,
               bool with_buffers = true, bool async = false) {
   launch(ranks, [&](RankContext& r) {
     Kept model(with_buffers);
-    fully_shard(model, mesh_of(r), {.seed = 8});
+    fully_shard(model, mesh_of(r), {}, {.seed = 8});
     if (change) change(model, r.world->rank());
     CheckpointSaver saver(r.world, checkpoint_tensors(model, nullptr), {.folder = folder, .async = async});
     saver.save({.step = 4});
@@ -79,7 +79,7 @@ TEST(BufferCheckpoints, WorldRankZerosValuesComeBackOnEveryRank) {
     for (const int ranks : {1, 2, 5})
       launch(ranks, [&](RankContext& r) {
         Kept model;
-        fully_shard(model, mesh_of(r), {.seed = 9});
+        fully_shard(model, mesh_of(r), {}, {.seed = 9});
         resume(path, model, nullptr, {.optimizer = false});
         EXPECT_EQ(count_of(model), int64_t{1} << 50);
         Stream& s = r.device->compute();
@@ -95,7 +95,7 @@ TEST(BufferCheckpoints, OldCheckpointsSayWhatTheyLackOrAreTakenOnRequest) {
   const auto path = save(folder / "run", 2, nullptr, false);
   launch(3, [&](RankContext& r) {
     Kept model(true, true);
-    fully_shard(model, mesh_of(r), {.seed = 9});
+    fully_shard(model, mesh_of(r), {}, {.seed = 9});
     set_count(model, 5);
     try {
       resume(path, model, nullptr, {.optimizer = false});
@@ -136,7 +136,7 @@ TEST(BufferCheckpoints, WeightsAreExportedWithThemAndImported) {
     const auto path = folder / (std::string(name_of(dtype)) + ".safetensors");
     launch(3, [&](RankContext& r) {
       Kept model;
-      fully_shard(model, mesh_of(r), {.seed = 8});
+      fully_shard(model, mesh_of(r), {}, {.seed = 8});
       set_count(model, 123 + r.world->rank());
       export_weights(model, path, {.dtype = dtype});
     });
@@ -148,7 +148,7 @@ TEST(BufferCheckpoints, WeightsAreExportedWithThemAndImported) {
     for (const SafetensorsEntry& e : reader.entries()) EXPECT_EQ(e.begin % size_of(*e.dtype), 0) << e.name;
     launch(2, [&](RankContext& r) {
       Kept model;
-      fully_shard(model, mesh_of(r), {.seed = 9});
+      fully_shard(model, mesh_of(r), {}, {.seed = 9});
       import_weights(model, path);
       EXPECT_EQ(count_of(model), 123);
       EXPECT_THAT(ops::to_floats(r.device->compute(), model.half.data()), ElementsAre(0.5f, 0.5f, 0.5f));

@@ -21,7 +21,7 @@ using namespace sherd;
 void save(const std::string& folder, uint64_t seed) {
   test::launch(1, [&](RankContext& r) {
     test::Pieces model(r, {});
-    model.wrap({.seed = seed});
+    model.wrap({}, {.seed = seed});
     CheckpointSaver(r.world, checkpoint_tensors(model, nullptr), {.folder = folder}).save({.step = 1});
   });
 }

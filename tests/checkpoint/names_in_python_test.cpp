@@ -54,7 +54,7 @@ fs::path save(const fs::path& folder, int ranks, const fs::path& exported = {}) 
   launch(ranks, [&](RankContext& r) {
     TiedNet model;
     const Routing routing = route(model, {.optimizer = Algorithm::adamw});
-    fully_shard(model, mesh_of(r), {.seed = 8});
+    fully_shard(model, mesh_of(r), {}, {.seed = 8});
     Optimizer optimizer(model, routing, {});
     CheckpointSaver saver(r.world, checkpoint_tensors(model, &optimizer), {.folder = folder});
     saver.save({.step = 4});
@@ -117,14 +117,14 @@ TEST(NamesInPython, WhatIsTiedIsSavedAndExportedUnderEachOfItsNames) {
         for (const bool swapped : {false, true}) {
           TiedNet model(swapped);
           const Routing routing = route(model, {.optimizer = Algorithm::adamw});
-          fully_shard(model, mesh_of(r), {.seed = 9});
+          fully_shard(model, mesh_of(r), {}, {.seed = 9});
           Optimizer optimizer(model, routing, {});
           resume(path, model, &optimizer);
           const StateDict all = state_dict(model, nullptr, DictKind::on_all);
           EXPECT_THAT(all.model.at(swapped ? "head.weight" : "tok.weight").values<float>(),
                       ::testing::ElementsAreArray(want));
           TiedNet again(swapped);
-          fully_shard(again, mesh_of(r), {.seed = 9});
+          fully_shard(again, mesh_of(r), {}, {.seed = 9});
           EXPECT_THAT(import_weights(again, exported).unexpected, IsEmpty());
           import_weights(again, exported, StoredForms{});
           load_state_dict(again, nullptr, all, DictKind::on_all, {.optimizer = false});
@@ -152,7 +152,7 @@ TEST(NamesInPython, OneNameOfATiedTensorIsEnoughAndTwoHaveToAgree) {
   const fs::path apart = make_checkpoint(folder / "apart", 3, tensors({"head.weight", "tok.weight"}, false));
   launch(3, [&](RankContext& r) {
     TiedNet model;
-    fully_shard(model, mesh_of(r), {.seed = 9});
+    fully_shard(model, mesh_of(r), {}, {.seed = 9});
     for (const fs::path& path : paths) {
       CheckpointReader reader = CheckpointReader::open(path);
       const bool first = reader.find(Section::model, "tok.weight") != nullptr;

@@ -159,7 +159,7 @@ void save_copies(const TemporaryFolder& folder, int ranks, std::vector<int64_t> 
   for (int copy = 0; copy < ranks; ++copy) {
     launch(2, [&](RankContext& r) {
       Pieces model(r, {.shard = 2});
-      model.wrap({.seed = seed});
+      model.wrap({}, {.seed = seed});
       CheckpointSaver saver(r.world, checkpoint_tensors(model, nullptr),
                             {.folder = folder / std::to_string(copy)});
       for (const int64_t step : steps) saver.save({.step = step});
@@ -174,7 +174,7 @@ std::string resumed(const TemporaryFolder& folder, int ranks, const std::string&
       ranks,
       [&](RankContext& r) {
         Pieces model(r, {.shard = ranks});
-        model.wrap({.strategy = strategy, .seed = 4});
+        model.wrap({.strategy = strategy}, {.seed = 4});
         const fs::path path = fs::path(nth(folder, r)) / below;
         if (reader) {
           CheckpointReader opened = CheckpointReader::open(path);

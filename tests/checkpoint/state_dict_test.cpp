@@ -167,7 +167,7 @@ TEST(StateDicts, TensorAndExpertParallelPiecesAreOneTensor) {
     StateDict got;
     launch(spread.ranks(), [&](RankContext& r) {
       Pieces model(r, spread);
-      model.wrap({.seed = 3});
+      model.wrap({}, {.seed = 3});
       StateDict dict = state_dict(model, nullptr, DictKind::on_first);
       if (r.world->rank() == 0) got = std::move(dict);
     });
@@ -175,7 +175,7 @@ TEST(StateDicts, TensorAndExpertParallelPiecesAreOneTensor) {
     for (auto& [name, t] : want->model) EXPECT_TRUE(same(got.model.at(name), t)) << name;
     launch(spread.ranks(), [&](RankContext& r) {  // and back into other values
       Pieces model(r, spread);
-      model.wrap({.seed = 4});
+      model.wrap({}, {.seed = 4});
       for (const DictKind kind : {DictKind::on_first, DictKind::on_all}) {
         load_state_dict(model, nullptr, *want, kind, {.optimizer = false});
         const StateDict dict = state_dict(model, nullptr, DictKind::on_all);

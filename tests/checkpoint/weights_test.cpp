@@ -35,7 +35,7 @@ void export_pieces(const Spread& spread, uint64_t seed, const fs::path& path,
                    const ExportOptions& options = {}) {
   launch(spread.ranks(), [&](RankContext& r) {
     Pieces model(r, spread);
-    model.wrap({.seed = seed});
+    model.wrap({}, {.seed = seed});
     export_weights(model, path, options);
   });
 }
@@ -45,7 +45,7 @@ std::string imported(const Spread& spread, const fs::path& from, const Temporary
   const auto again = folder / "again.safetensors";
   launch(spread.ranks(), [&](RankContext& r) {
     Pieces model(r, spread);
-    model.wrap({.seed = 4});
+    model.wrap({}, {.seed = 4});
     import_weights(model, from);
     export_weights(model, again);
   });
@@ -98,7 +98,7 @@ TEST(Weights, TheFileDoesNotShowHowTheModelWasSpread) {
         const auto path = folder / "w.safetensors";
         launch(spread.ranks(), [&](RankContext& r) {
           Pieces model(r, spread);
-          model.wrap({.strategy = strategy, .outer = Outer::optim, .layout = layout, .seed = 3});
+          model.wrap({.strategy = strategy, .outer = Outer::optim, .layout = layout}, {.seed = 3});
           export_weights(model, path);
         });
         if (want.empty()) {
@@ -193,7 +193,7 @@ TEST(Weights, EveryRankKnowsWhatBecameOfThem) {
   const TemporaryFolder folder;
   launch(3, [&](RankContext& r) {
     Pieces model(r, {.shard = 3});
-    model.wrap({.seed = 3});
+    model.wrap({}, {.seed = 3});
     EXPECT_THAT(message_of<IoError>([&] { export_weights(model, "/dev/null"); }),
                 HasSubstr("not a regular file"))
         << r.world->rank();
@@ -300,7 +300,7 @@ TEST(Weights, WhatADtypeCannotHoldIsNamed) {
 void save_pieces(const Spread& spread, uint64_t seed, const std::string& folder) {
   launch(spread.ranks(), [&](RankContext& r) {
     Pieces model(r, spread);
-    model.wrap({.seed = seed});
+    model.wrap({}, {.seed = seed});
     auto tensors = checkpoint_tensors(model, nullptr);
     LocalTensor state{.name = "optim.state.whole.step",
                       .section = Section::optim,

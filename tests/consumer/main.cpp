@@ -32,7 +32,8 @@ struct Regression : nn::Module<Regression> {
 struct Chosen {
   RoutingOptions routing{.optimizer = Algorithm::adamw};
   RoutingRule rule{.algorithm = Algorithm::muon};
-  FullyShardOptions shard{.prefetch = 1};
+  FullyShardOptions shard{.padding_budget = 0.1};
+  RootOptions root{.prefetch = 1};
   MuonOptions muon{.whole = {.momentum = 0.9f}};
   OptimizerOptions optimizer{.adamw = {.beta2 = 0.95}, .muon = {.scale = MuonScale::original}};
   SaverOptions saver{.async = true};
@@ -54,7 +55,7 @@ int main(int argc, char** argv) {
     Regression model;
     const DeviceMesh mesh(rank.world, {{"shard", 3}});
     const Routing routing = route(model, chosen.routing);
-    fully_shard(model, mesh, chosen.shard);
+    fully_shard(model, mesh, chosen.shard, chosen.root);
     Optimizer optimizer(model, routing, chosen.optimizer);
     Stream& s = rank.device->compute();
     nn::Tape tape;

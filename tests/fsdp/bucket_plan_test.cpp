@@ -139,7 +139,7 @@ std::vector<PlanUnit> even_units(int count, const FullyShardOptions& o) {
 
 TEST(BucketPlan, GradientsOfBucketsTakeTurnsInTwoSlots) {
   const FullyShardOptions o = whole(1);
-  const ModelPlan plan = plan_model(even_units(5, o), o);
+  const ModelPlan plan = plan_model(even_units(5, o));
   ASSERT_EQ(plan.buckets.size(), 5u);
   EXPECT_EQ(plan.gradient_slots.size(), 2u);
   for (size_t k = 0; k < 5; ++k) {
@@ -149,18 +149,16 @@ TEST(BucketPlan, GradientsOfBucketsTakeTurnsInTwoSlots) {
     EXPECT_EQ(open->slot, static_cast<int>(k % 2));
     EXPECT_EQ(open->lifetime, Lifetime::backward);
   }
-  FullyShardOptions waits = o;
-  waits.overlap_reduce = false;
-  EXPECT_EQ(plan_model(even_units(5, waits), waits).gradient_slots.size(), 1u);
+  EXPECT_EQ(plan_model(even_units(5, o), {.overlap_reduce = false}).gradient_slots.size(), 1u);
   const FullyShardOptions whole_gradients = whole(1, Strategy::optim);
-  EXPECT_EQ(plan_model(even_units(5, whole_gradients), whole_gradients).gradient_slots.size(), 0u);
+  EXPECT_EQ(plan_model(even_units(5, whole_gradients)).gradient_slots.size(), 0u);
 }
 
 TEST(BucketPlan, OneThatIsOpenThroughoutTheBackwardHasASlotOfItsOwn) {
   const FullyShardOptions o = whole(1);
   std::vector<PlanUnit> units = even_units(4, o);
   units.back().params = {matrix("mix", {8, 8})};
-  const ModelPlan plan = plan_model(units, o);
+  const ModelPlan plan = plan_model(units);
   EXPECT_THAT(names(plan.buckets).back(), "bucket 4 (root)");
   EXPECT_EQ(plan.gradient_slots.size(), 3u);
   const int own = plan.buckets.back().gradient_slot;

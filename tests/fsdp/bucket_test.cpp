@@ -79,8 +79,8 @@ TEST(Bucket, MicrobatchesGiveTheBitsOfTheFamily) {
     for (const int64_t size : {0, 1, 800}) {
       for (const bool overlap : {true, false}) {
         run.options = whole(s, size);
-        run.options.overlap_reduce = overlap;
-        run.options.prefetch = overlap ? 1 : 0;
+        run.root.overlap_reduce = overlap;
+        run.root.prefetch = overlap ? 1 : 0;
         expect_same_bits(run_toy(run), want, fmt::format("{}, buckets of {}", name_of(s), size));
       }
     }
@@ -106,8 +106,8 @@ TEST(Bucket, In16BitsGivesTheBitsOfRagged) {
 /// A rig whose blocks' matrices are Muon's, with tokens of its rank.
 struct MuonModel : Rig {
   MuonModel(RankContext& r, const FullyShardOptions& o,
-            const std::function<void(ToyModel&)>& before = nullptr)
-      : Rig(r, o, 1, before, 16, 32, Algorithm::muon) {
+            const std::function<void(ToyModel&)>& before = nullptr, const RootOptions& root = {})
+      : Rig(r, o, 1, before, 16, 32, root, Algorithm::muon) {
     ops::fill(r.device->compute(), tokens, 3 + r.world->rank());
   }
   void pass() {
@@ -197,8 +197,7 @@ TEST(Bucket, OfUnitsThatAPassLeavesOutIsReducedAtTheRootsEnd) {
         for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::whole_param}) {
           FullyShardOptions o = whole(s, size);
           o.layout = layout;
-          o.allow_unused = true;
-          MuonModel rig(r, o);
+          MuonModel rig(r, o, nullptr, {.allow_unused = true});
           const auto unused = rig.model.blocks_[1];
           for (int step = 0; step < 4; ++step) {
             if (step % 2 == 1) rig.model.blocks_.erase(rig.model.blocks_.begin() + 1);

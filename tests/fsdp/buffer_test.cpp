@@ -40,7 +40,7 @@ TEST(Buffers, EveryRankHasThemWholeWithTheSameFirstValues) {
     std::vector<std::vector<float>> means;
     launch(ranks, [&](RankContext& r) {
       Kept model;
-      fully_shard(model, mesh_of(r), {.seed = 3});
+      fully_shard(model, mesh_of(r), {}, {.seed = 3});
       Stream& s = r.device->compute();
       EXPECT_EQ(read<float>(s, model.table),
                 (std::vector<float>{0, .5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5}));

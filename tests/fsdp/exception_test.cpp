@@ -30,11 +30,11 @@ int points_of(ChainRig& rig, const std::function<void()>& run) {
 
 // Steps of `batches` microbatches. With `bad`, each is preceded by aborted steps: one for every
 // point at which the last microbatch's forward or backward may end.
-Weights train(const FullyShardOptions& options, bool bad, int batches) {
+Weights train(const FullyShardOptions& options, bool bad, int batches, const RootOptions& root = {}) {
   Weights all;
   const bool whole = options.layout == LayoutPolicy::whole_param;  // of Muon's matrices
   launch(2, [&](RankContext& r) {
-    ChainRig rig(r, options, 3, 1, whole ? Algorithm::muon : Algorithm::adamw);
+    ChainRig rig(r, options, 3, 1, whole ? Algorithm::muon : Algorithm::adamw, root);
     int points = 0;
     for (int step = 0; step < 3; ++step) {
       for (int at = 0; bad && at < points; ++at) {
@@ -61,8 +61,8 @@ Weights train(const FullyShardOptions& options, bool bad, int batches) {
 TEST(Exception, AnywhereInAPassTheBatchIsSkippedAndNothingOfItRemains) {
   for (Strategy s : kEveryStrategy)
     for (const bool overlap : {true, false})
-      EXPECT_EQ(train({.strategy = s, .overlap_reduce = overlap}, true, 1),
-                train({.strategy = s, .overlap_reduce = overlap}, false, 1))
+      EXPECT_EQ(train({.strategy = s}, true, 1, {.overlap_reduce = overlap}),
+                train({.strategy = s}, false, 1, {.overlap_reduce = overlap}))
           << name_of(s);
 }
 

@@ -90,6 +90,7 @@ struct GradientCase {
   int ranks = 1;
   FullyShardOptions options;
   int microbatches = 1;
+  bool overlap_reduce = true;
 };
 
 // The gradient of every part's `p`, in multiples of what one product adds, averaged.
@@ -117,13 +118,11 @@ void check(const GradientCase& c) {
                            static_cast<int>(c.options.layout), c.microbatches));
   launch(c.ranks, [&](RankContext& r) {
     Model model;
-    FullyShardOptions o = c.options;
-    o.allow_unused = true;
-    o.ignored = {"parts.1.mixed"};
     for (auto& p : model.parts) p->never_.set_cut(CutClass::row), p->mixed_.set_cut(CutClass::row);
     const DeviceMesh mesh(r.world, {{"shard", c.ranks}});
-    for (auto& p : model.parts) fully_shard(*p, mesh, o);
-    fully_shard(model, mesh, o);
+    for (auto& p : model.parts) fully_shard(*p, mesh, c.options);
+    fully_shard(model, mesh, c.options,
+                {.overlap_reduce = c.overlap_reduce, .allow_unused = true, .ignored = {"parts.1.mixed"}});
     ShardRuntime& runtime = runtime_of(model);
     const Tensor x = Tensor::empty(*r.device, {1}, DType::f32, "test");
     const auto pass = [&](int microbatches, int idle) {
@@ -169,7 +168,7 @@ TEST(Gradient, WhatIsOverwrittenAddedToOrLeftAloneIsTheSumUnderEveryStrategy) {
 TEST(Gradient, TheSameWhenTheWireIsNarrowOrTheReductionWaitedFor) {
   for (const Strategy s : kEveryStrategy) {
     check({2, {.strategy = s, .reduce_dtype = DType::bf16}, 2});
-    check({2, {.strategy = s, .overlap_reduce = false}, 2});
+    check({2, {.strategy = s}, 2, false});
   }
 }
 
@@ -178,7 +177,7 @@ TEST(Gradient, TheFirstWriterOverwritesAndNothingIsWrittenBefore) {
     for (const Strategy s : kEveryStrategy) {
       launch(ranks, [&](RankContext& r) {
         Writers model(3);
-        fully_shard(model, mesh_of(r), {.strategy = s, .allow_unused = true});
+        fully_shard(model, mesh_of(r), {.strategy = s}, {.allow_unused = true});
         const Tensor x = Tensor::empty(*r.device, {1}, DType::f32, "test");
         ShardRuntime& runtime = runtime_of(model);
         const auto betas = [&](bool last) {

@@ -152,11 +152,15 @@ std::vector<TableModel> models() {
                   {.name = "a.d.w", .shape = {64, 5}, .matrix = true},
                   {.name = "e.w", .shape = {33, 3}}},
                  four,
+                 {},
+                 {},
                  {.prefetch = 2, .overlap_reduce = false}});
   all.push_back({"kept between forward and backward",
                  block_units(3, false),
                  with({kEmbed}, blocks(3, 12)),
                  three,
+                 {},
+                 {},
                  {.prefetch = 0}});
   {
     TableModel m{"experts on a mesh of their own",
@@ -187,8 +191,13 @@ std::vector<TableModel> models() {
       FullyShardOptions other = o;
       other.outer = Outer::optim;
       other.compute_dtype = other.reduce_dtype = DType::bf16;
-      other.overlap_reduce = false;
-      all.push_back({"replicas" + what, block_units(3), with({kEmbed}, blocks(3, 12)), hsdp, other});
+      all.push_back({"replicas" + what,
+                     block_units(3),
+                     with({kEmbed}, blocks(3, 12)),
+                     hsdp,
+                     other,
+                     {},
+                     {.overlap_reduce = false}});
       other = o;
       other.packing = Packing::size_match;
       auto params = with({kEmbed, {.name = "mix", .shape = {12, 12}, .matrix = true}}, blocks(3, 12));
@@ -301,7 +310,7 @@ TEST(GroupPlan, AgreesWithTheRuntimeForEveryModel) {
     std::vector<ModelPlan> plans;
     for (int rank = 0; rank < m.ranks(); ++rank) {
       described.push_back(describe(m, rank));
-      plans.push_back(plan_model(described.back(), m.options));
+      plans.push_back(plan_model(described.back(), m.root));
     }
     std::mutex one_at_a_time;
     on_ranks(m.ranks(), [&](RankContext& r) {
@@ -364,9 +373,9 @@ TEST(GroupPlan, AgreesWithTheRuntimeForEveryModel) {
 
 TEST(GroupPlan, EveryRankPlansTheSameBytes) {
   for (const TableModel& m : models()) {
-    const ModelPlan first = plan_model(describe(m, 0), m.options);
+    const ModelPlan first = plan_model(describe(m, 0), m.root);
     for (int rank = 1; rank < m.ranks(); ++rank) {
-      const ModelPlan plan = plan_model(describe(m, rank), m.options);
+      const ModelPlan plan = plan_model(describe(m, rank), m.root);
       EXPECT_EQ(plan.bytes(), first.bytes()) << m.name;
       EXPECT_EQ(plan.traffic(), first.traffic()) << m.name;
     }
@@ -401,7 +410,7 @@ TEST(GroupPlan, KindsDtypesAndIgnoredParametersHaveGroupsOfTheirOwn) {
 
 TEST(GroupPlan, BuffersNameTheirUseAndTheirSharedSlot) {
   const TableModel m = models().front();
-  const ModelPlan plan = plan_model(describe(m, 0), m.options);
+  const ModelPlan plan = plan_model(describe(m, 0), m.root);
   const UnitPlan& block = plan.units[0];
   std::vector<std::string> classes;
   for (auto& b : block.groups[0].buffers) classes.emplace_back(name_of(b.memory));
@@ -425,7 +434,7 @@ TEST(GroupPlan, AModelOn65536RanksIsPlannedWithoutAny) {
                blocks(8, 1024),
                {{"replicate", 64}, {"shard", 1024}},
                {.compute_dtype = DType::bf16}};
-  const ModelPlan plan = plan_model(describe(m, 65535), m.options);
+  const ModelPlan plan = plan_model(describe(m, 65535), m.root);
   double elements = 0;
   for (auto& p : m.params) elements += static_cast<double>(numel_of(p.shape));
   auto bytes = plan.bytes();

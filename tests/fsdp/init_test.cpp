@@ -43,12 +43,12 @@ class EveryKind : public ModuleBase {
     Parameter(heads).set_row_blocks(head_blocks(heads.shape()[0] / 2, 2));
     child("experts", experts_);
   }
-  void wrap(const FullyShardOptions& options) {
+  void wrap(const FullyShardOptions& options, const RootOptions& root) {
     FullyShardOptions own = options;
     own.shard_dim = "expert_shard";
     own.gradient_ranks = 1;
     fully_shard(experts_, expert_mesh_, own);
-    fully_shard(*this, mesh_, options);
+    fully_shard(*this, mesh_, options, root);
   }
 
  private:
@@ -70,11 +70,11 @@ class EveryKind : public ModuleBase {
   Experts experts_;
 };
 
-Values values_of(const Spread& spread, const FullyShardOptions& options) {
+Values values_of(const Spread& spread, const FullyShardOptions& options, const RootOptions& root = {}) {
   OwnedValues got;
   launch(spread.ranks(), [&](RankContext& r) {
     EveryKind model(r, spread);
-    model.wrap(options);
+    model.wrap(options, root);
     for (auto& [name, p] : model.named_parameters())
       got.add(p, name, test::whole(p, p.shard(), r.device->compute()));
   });
@@ -82,16 +82,16 @@ Values values_of(const Spread& spread, const FullyShardOptions& options) {
 }
 
 TEST(Init, TheSameBitsOnEveryMeshStrategyLayoutAndCut) {
-  const Values want = values_of({}, {.seed = 5});
+  const Values want = values_of({}, {}, {.seed = 5});
   for (const Strategy strategy : kEveryStrategy)
     for (const int ranks : {1, 3, 4})
-      EXPECT_EQ(values_of({.shard = ranks}, {.strategy = strategy, .seed = 5}), want) << ranks << " ranks";
+      EXPECT_EQ(values_of({.shard = ranks}, {.strategy = strategy}, {.seed = 5}), want) << ranks << " ranks";
   for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param})
     for (const Spread spread :
          {Spread{.tp = 2, .experts = 2}, Spread{.shard = 2, .tp = 2, .experts = 4},
           Spread{.shard = 3, .tp = 4}, Spread{.replicas = 2, .shard = 1, .tp = 4, .experts = 4}})
-      EXPECT_EQ(values_of(spread, {.layout = layout, .seed = 5}), want) << spread.ranks() << " ranks";
-  EXPECT_NE(values_of({}, {.seed = 6}), want);
+      EXPECT_EQ(values_of(spread, {.layout = layout}, {.seed = 5}), want) << spread.ranks() << " ranks";
+  EXPECT_NE(values_of({}, {}, {.seed = 6}), want);
 }
 
 // The largest difference of the product with its own transpose, of the short side, to the identity times
@@ -119,7 +119,7 @@ std::vector<int64_t> rows_from(int64_t begin, int64_t count, int64_t stride = 1)
 }
 
 TEST(Init, OrthogonalMatricesAreSoByThemselvesAndByBlocks) {
-  const Values v = values_of({}, {.seed = 5});
+  const Values v = values_of({}, {}, {.seed = 5});
   // Unit vectors rounded to f32: each product of two is off by at most about 2^-24 for each of the two.
   const double tolerance = 4 * 0x1p-24;
   const auto off = [&](const char* name, const std::vector<int64_t>& rows, int64_t columns, int64_t first = 0,

@@ -10,7 +10,8 @@ namespace {
 
 // Returns the error of wrapping a toy model; "" when it is accepted.
 std::string wrapping(const std::vector<MeshDim>& dims, const FullyShardOptions& options,
-                     const std::function<void(ToyModel&, const DeviceMesh&)>& before = nullptr) {
+                     const std::function<void(ToyModel&, const DeviceMesh&)>& before = nullptr,
+                     const RootOptions& root = {}) {
   int ranks = 1;
   for (auto& d : dims) ranks *= d.size;
   std::string said;
@@ -21,7 +22,7 @@ std::string wrapping(const std::vector<MeshDim>& dims, const FullyShardOptions& 
     std::string mine;
     try {
       for (auto& b : model.blocks_) fully_shard(*b, mesh, options);
-      fully_shard(model, mesh, options);
+      fully_shard(model, mesh, options, root);
     } catch (const InvalidArgument& e) {
       mine = e.what();
     }
@@ -65,8 +66,9 @@ TEST(MeshRules, FrozenAndIgnoredParametersAreNotAsked) {
     for (auto& [name, p] : m.named_parameters())
       if (name != "head.weight" && name != "gain.weight") p.freeze();
   };
-  EXPECT_EQ(wrapping({{"own", 2}, {"shard", 1}}, {.ignored = {"head.weight", "gain.weight"}}, freeze), "");
-  EXPECT_THAT(wrapping({{"own", 2}, {"shard", 1}}, {.ignored = {"head.weight"}}, freeze),
+  EXPECT_EQ(wrapping({{"own", 2}, {"shard", 1}}, {}, freeze, {.ignored = {"head.weight", "gain.weight"}}),
+            "");
+  EXPECT_THAT(wrapping({{"own", 2}, {"shard", 1}}, {}, freeze, {.ignored = {"head.weight"}}),
               AllOf(HasSubstr("'gain.weight' is not cut"), Not(HasSubstr("head.weight"))));
 }
 

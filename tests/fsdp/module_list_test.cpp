@@ -104,7 +104,7 @@ TEST(FullyShardAll, WrapsEveryModuleOfATypeBelowTheRoot) {
     EXPECT_EQ(fully_shard_all<Pair>(by_pair, mesh), 2);
     fully_shard(by_pair, mesh);
     EXPECT_THAT(units_of(by_pair), ElementsAre("pairs.0", "pairs.1", "root"));
-    EXPECT_EQ(fully_shard_all<Leaf>(by_leaf, mesh, {.prefetch = 0}), 4);
+    EXPECT_EQ(fully_shard_all<Leaf>(by_leaf, mesh, {.cast_inputs = false}), 4);
     fully_shard(by_leaf, mesh);
     EXPECT_THAT(units_of(by_leaf),
                 ElementsAre("pairs.0.left", "pairs.0.right", "pairs.1.left", "pairs.1.right", "root"));
@@ -112,6 +112,18 @@ TEST(FullyShardAll, WrapsEveryModuleOfATypeBelowTheRoot) {
     EXPECT_EQ(fully_shard_all<Part>(nested, mesh), 3);
     fully_shard(nested, mesh);
     EXPECT_THAT(units_of(nested), ElementsAre("pairs.0", "pairs.0.left", "pairs.0.right", "root"));
+  });
+}
+
+TEST(FullyShard, RootOptionsOfAnInnerModuleAreRefused) {
+  launch(1, [](RankContext& r) {
+    const DeviceMesh mesh(r.world, {{"shard", 1}});
+    Net net(1);
+    EXPECT_THROW(fully_shard(net.pairs[0], mesh, {}, {.seed = 1}), InvalidArgument);
+    EXPECT_EQ(net.pairs[0].wrap(), nullptr);
+    fully_shard(net.pairs[0], mesh);
+    fully_shard(net, mesh, {}, {.seed = 1});
+    EXPECT_THAT(units_of(net), ElementsAre("pairs.0", "root"));
   });
 }
 

@@ -14,13 +14,13 @@ TEST(Parameters, SameSeedSameModelOnEveryMesh) {
   std::vector<std::vector<float>> want;
   for (const int ranks : {1, 2, 5}) {
     ToyRun run{.ranks = ranks, .steps = 0};
-    run.options.seed = 42;
+    run.root.seed = 42;
     const auto got = run_toy(run).weights;
     if (want.empty()) want = got;
     EXPECT_EQ(got, want) << ranks;
   }
   ToyRun other{.steps = 0};
-  other.options.seed = 43;
+  other.root.seed = 43;
   EXPECT_NE(run_toy(other).weights, want);
 }
 
@@ -172,7 +172,7 @@ TEST(Parameters, MissingGradientsAreAnErrorThatNamesAllOfThem) {
 TEST(Parameters, UnusedParametersMayBeAllowed) {
   for (Strategy strategy : {Strategy::no_shard, Strategy::optim_grads, Strategy::optim_grads_params}) {
     launch(2, [strategy](RankContext& r) {
-      Rig rig(r, {.strategy = strategy, .allow_unused = true});
+      Rig rig(r, {.strategy = strategy}, {.allow_unused = true});
       auto last = std::move(rig.model.blocks_.back());
       rig.model.blocks_.pop_back();
       const auto before = ops::to_floats(r.device->compute(), last->up_.shard());
@@ -186,7 +186,7 @@ TEST(Parameters, UnusedParametersMayBeAllowed) {
 
 TEST(Parameters, IgnoredParametersAreWholeAndNeverReduced) {
   launch(2, [](RankContext& r) {
-    Rig rig(r, {.ignored = {"head.weight"}});
+    Rig rig(r, {}, {.ignored = {"head.weight"}});
     EXPECT_EQ(rig.model.head_.shard().numel(), rig.model.head_.numel());
     EXPECT_LT(rig.model.table_.shard().numel(), rig.model.table_.numel());
     ops::fill(r.device->compute(), rig.tokens, 1 + r.world->rank());
@@ -234,7 +234,7 @@ TEST(Parameters, MisuseIsExplained) {
     EXPECT_THROW(model.head_.data(), InvalidArgument);
     EXPECT_THAT(
         message_of<InvalidArgument>([&] {
-          fully_shard(model, mesh, {.prefetch = -1, .ignored = {"nobody.weight"}, .gradient_ranks = -2});
+          fully_shard(model, mesh, {.gradient_ranks = -2}, {.prefetch = -1, .ignored = {"nobody.weight"}});
         }),
         ::testing::AllOf(HasSubstr("'shard'"), HasSubstr("prefetch -1"), HasSubstr("gradient ranks -2"),
                          HasSubstr("nobody.weight")));

@@ -14,7 +14,7 @@ namespace {
 std::string describe(const ToyRun& r) {
   return fmt::format("ranks {} replicas {} {} outer {} layout {} prefetch {} accumulate {} {}", r.ranks,
                      r.replicas, name_of(r.options.strategy), name_of(r.options.outer),
-                     name_of(r.options.layout), r.options.prefetch, r.accumulate, name_of(r.optimizer));
+                     name_of(r.options.layout), r.root.prefetch, r.accumulate, name_of(r.optimizer));
 }
 
 constexpr LayoutPolicy kLayouts[] = {LayoutPolicy::ragged, LayoutPolicy::even_rows,
@@ -80,9 +80,9 @@ TEST(ParityOptions, PrefetchReshardAndOverlapDoNotChangeBits) {
   for (const int prefetch : {0, 2, 5}) {
     for (const bool reshard : {true, false}) {
       for (const bool overlap : {true, false}) {
-        run.options.prefetch = prefetch;
+        run.root.prefetch = prefetch;
         run.options.reshard_after_forward = reshard;
-        run.options.overlap_reduce = overlap;
+        run.root.overlap_reduce = overlap;
         expect_same_bits(run_toy(run), want, describe(run));
       }
     }

@@ -66,18 +66,22 @@ struct OneMore final : ToyModel {
   Parameter more;
 };
 
-std::string refusal(const std::function<void(int rank, FullyShardOptions&, Init&, int64_t& rows)>& change) {
+struct Options : FullyShardOptions {
+  RootOptions root;
+};
+
+std::string refusal(const std::function<void(int rank, Options&, Init&, int64_t& rows)>& change) {
   std::mutex mutex;
   std::vector<std::string> texts;
   try {
     launch(3, [&](RankContext& r) {
-      FullyShardOptions o;
+      Options o;
       Init init = normal(0.5f);
       int64_t rows = 4;
       change(r.world->rank(), o, init, rows);
       OneMore model(init, rows);
       try {
-        fully_shard(model, DeviceMesh(r.world, {{o.shard_dim, 3}}), o);
+        fully_shard(model, DeviceMesh(r.world, {{o.shard_dim, 3}}), o, o.root);
       } catch (const ShapeMismatch& e) {
         std::lock_guard lock(mutex);
         texts.emplace_back(e.what());
@@ -100,17 +104,22 @@ TEST(RanksApart, DifferentInitialValuesAreRefusedWithTheParameter) {
 }
 
 TEST(RanksApart, EveryOptionAndShapeMustBeAlike) {
-  const auto changed = [](const std::function<void(FullyShardOptions&)>& change) {
-    return refusal([&](int rank, FullyShardOptions& o, auto&, auto&) {
+  const auto changed = [](const std::function<void(Options&)>& change) {
+    return refusal([&](int rank, Options& o, auto&, auto&) {
       if (rank == 2) change(o);
     });
   };
-  const auto an_option = HasSubstr("an option of unit 'root'");
-  EXPECT_THAT(changed([](auto& o) { o.overlap_reduce = false; }), an_option);
-  EXPECT_THAT(changed([](auto& o) { o.seed = 3; }), an_option);
+  EXPECT_THAT(changed([](auto& o) { o.cast_inputs = false; }), HasSubstr("an option of unit 'root'"));
+  EXPECT_THAT(changed([](auto& o) { o.root.overlap_reduce = false; }),
+              HasSubstr("rank 2 has root options (prefetch 1, overlap_reduce false, "));
+  EXPECT_THAT(changed([](auto& o) { o.root.seed = 3; }),
+              HasSubstr("allow_unused false, seed 3), rank 0 has"));
+  EXPECT_THAT(changed([](auto& o) { o.root.ignored = {"more.weight"}; }),
+              HasSubstr("rank 2 has ignored parameter 'more.weight', rank 0 has unit 'root'"));
   EXPECT_THAT(changed([](auto& o) { o.shard_dim = "data"; }),
               HasSubstr("rank 2 has unit 'root' (optim_grads_params, mesh data 3), rank 0 has"));
-  EXPECT_THAT(changed([](auto& o) { o.prefetch = 2; }), an_option);
+  EXPECT_THAT(changed([](auto& o) { o.root.prefetch = 2; }),
+              HasSubstr("rank 2 has root options (prefetch 2, "));
   EXPECT_THAT(changed([](auto& o) { o.padding_budget = 0.5; }), HasSubstr("the layout of unit 'root'"));
   EXPECT_THAT(refusal([](int rank, auto&, auto&, int64_t& rows) { rows += rank == 0; }),
               AllOf(HasSubstr("rank 0 ("),

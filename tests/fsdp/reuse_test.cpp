@@ -30,7 +30,7 @@ TEST(Recompute, CostsNoCollectiveAndChangesNoBit) {
       Weights got[2];
       for (const bool recompute : {false, true}) {
         launch(2, [&](RankContext& r) {
-          ChainRig rig(r, {.strategy = s, .prefetch = prefetch}, 4);
+          ChainRig rig(r, {.strategy = s}, 4, 1, Algorithm::adamw, {.prefetch = prefetch});
           rig.model.recompute = recompute;
           for (int step = 0; step < 3; ++step) {
             CommCounts calls = counted(rig, [&] { rig.pass(step); });
@@ -136,10 +136,10 @@ Weights train_sharing(Strategy s, bool inside_the_first, int prefetch, bool resh
     const Routing routes = route(model, {.optimizer = Algorithm::adamw});
     const DeviceMesh mesh = mesh_of(r);
     const FullyShardOptions o{
-        .strategy = s, .reshard_after_forward = reshard, .prefetch = prefetch, .overlap_reduce = overlap};
+        .strategy = s, .reshard_after_forward = reshard};
     fully_shard(model.shared, mesh, o);
     for (auto& c : model.callers) fully_shard(*c, mesh, o);
-    fully_shard(model, mesh, o);
+    fully_shard(model, mesh, o, {.prefetch = prefetch, .overlap_reduce = overlap});
     Optimizer optimizer(model, routes, {});
     Stream& stream = r.device->compute();
     const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");

@@ -101,23 +101,24 @@ TEST(Robustness, AFailedWrapLeavesTheModelAsItWas) {
 }
 
 TEST(Robustness, DifferentOptionsOnDifferentRanksAreRefused) {
-  auto wrap = [](const std::function<void(FullyShardOptions&)>& change) {
+  auto wrap = [](const std::function<void(FullyShardOptions&, RootOptions&)>& change) {
     launch(2, [&](RankContext& r) {
       FullyShardOptions o{.strategy = Strategy::no_shard};
-      if (r.world->rank() == 1) change(o);
+      RootOptions root;
+      if (r.world->rank() == 1) change(o, root);
       ToyModel model(8, 8, 1);
-      fully_shard(model, mesh_of(r), o);
+      fully_shard(model, mesh_of(r), o, root);
     });
   };
-  EXPECT_THROW(wrap([](FullyShardOptions& o) { o.seed = 1; }), ShapeMismatch);
-  EXPECT_THROW(wrap([](FullyShardOptions& o) { o.strategy = Strategy::optim; }), ShapeMismatch);
-  EXPECT_THROW(wrap([](FullyShardOptions& o) { o.compute_dtype = DType::bf16; }), ShapeMismatch);
+  EXPECT_THROW(wrap([](auto&, auto& root) { root.seed = 1; }), ShapeMismatch);
+  EXPECT_THROW(wrap([](auto& o, auto&) { o.strategy = Strategy::optim; }), ShapeMismatch);
+  EXPECT_THROW(wrap([](auto& o, auto&) { o.compute_dtype = DType::bf16; }), ShapeMismatch);
 }
 
 TEST(Robustness, UnusedOnSomeRanksOnlyIsAnErrorNotAMixture) {
   EXPECT_THROW(launch(2,
                       [](RankContext& r) {
-                        Rig rig(r, {.allow_unused = true});
+                        Rig rig(r, {}, {.allow_unused = true});
                         if (r.world->rank() == 1) {
                           rig.model.blocks_.erase(rig.model.blocks_.begin() + 1);
                         }

@@ -233,7 +233,7 @@ TEST(Runtime, PeakBytesFollowTheFormula) {
   for (const int prefetch : {0, 1, 2}) {
     for (const bool overlap : {true, false}) {
       launch(4, [=](RankContext& r) {
-        Rig rig(r, {.prefetch = prefetch, .overlap_reduce = overlap}, 1, nullptr, 96, 384);
+        Rig rig(r, {}, 1, nullptr, 96, 384, {.prefetch = prefetch, .overlap_reduce = overlap});
         rig.step();
         rig.step();
         rig.sync();

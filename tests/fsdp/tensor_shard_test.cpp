@@ -145,7 +145,7 @@ TEST(TensorShardInit, TheSameSeedGivesTheSameGlobalWeights) {
       OwnedValues got;
       launch(spread.ranks(), [&](RankContext& r) {
         Pieces model(r, spread);
-        model.wrap({.layout = layout, .seed = 17});
+        model.wrap({.layout = layout}, {.seed = 17});
         for (auto& [name, p] : model.named_parameters())
           got.add(p, name, test::whole(p, p.shard(), r.device->compute()));
       });
@@ -350,7 +350,7 @@ TEST(UnevenTensorShard, StartsAndIsClippedAsWhole) {
       const DeviceMesh mesh(r.world, {{"shard", shards}, {"tp", tp}});
       Constant model({(5 + tp - 1) / tp, 3}, 2);
       model.weight.set_tensor_shard({"tp", 0, tp, mesh.coordinate("tp"), tp == 1 ? 0 : 5});
-      fully_shard(model, mesh, {.seed = 3});
+      fully_shard(model, mesh, {}, {.seed = 3});
       Stream& s = r.device->compute();
       const std::vector<float> mine = ops::to_floats(s, model.weight.shard());
       run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));

@@ -204,7 +204,7 @@ Case two_models(Dice& dice) {
   second.replicas = first.ranks == 4 && dice.chance(50) ? 2 : 1;
   second.blocks = 3;
   first.accumulate = second.accumulate = 1;
-  second.options.seed = 7;
+  second.root.seed = 7;
   const int mixed = dice.below(5), at_step = dice.below(3);
   static constexpr const char* kMixed[] = {"", "one's output gradient for the other", "clipping the other",
                                            "stepping the other", "an optimizer with the other's routing"};

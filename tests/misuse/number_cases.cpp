@@ -32,7 +32,7 @@ Case number_case(uint64_t seed) {
   if (where == Where::reduced_gradient && copies) who = -1;
   const int at_step = dice.below(plan.steps), at_batch = dice.below(plan.accumulate);
   const int element = dice.below(8);
-  if (where == Where::ignored_gradient) plan.options.ignored = {"gain.weight"};
+  if (where == Where::ignored_gradient) plan.root.ignored = {"gain.weight"};
   return {fmt::format("{} in {} of {}, step {}, microbatch {}; {}", bad, kWhere[int(where)],
                       who < 0 ? std::string("all ranks") : fmt::format("rank {}", who), at_step, at_batch,
                       plan.describe()),

@@ -31,7 +31,7 @@ Odd wrap_option(Dice& dice) {
   const double x = odd_number(dice);
   switch (dice.below(8)) {
     case 0:
-      return {fmt::format("prefetch {}", n), [=](Plan& p) { p.options.prefetch = n; }};
+      return {fmt::format("prefetch {}", n), [=](Plan& p) { p.root.prefetch = n; }};
     case 1:
       return {fmt::format("padding budget {}", x), [=](Plan& p) { p.options.padding_budget = x; }};
     case 2:
@@ -46,10 +46,10 @@ Odd wrap_option(Dice& dice) {
     }
     case 5: {
       const auto name = dice.of<std::string>({"", "gain", "blocks.0", "blocks.9.up.weight", "nothing"});
-      return {fmt::format("'{}' ignored", name), [=](Plan& p) { p.options.ignored = {name}; }};
+      return {fmt::format("'{}' ignored", name), [=](Plan& p) { p.root.ignored = {name}; }};
     }
     case 6:
-      return {"another seed", [](Plan& p) { p.options.seed = 99; }};
+      return {"another seed", [](Plan& p) { p.root.seed = 99; }};
     default:
       return {"another strategy", [](Plan& p) {
                 p.options.strategy =

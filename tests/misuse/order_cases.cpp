@@ -186,12 +186,12 @@ Case alone_case(Dice& dice) {
   Plan plan = random_plan(dice);
   plan.accumulate = 1;
   const auto alone = static_cast<Alone>(dice.below(12));
-  if (alone == Alone::block_left_out) plan.options.allow_unused = dice.chance(50);
+  if (alone == Alone::block_left_out) plan.root.allow_unused = dice.chance(50);
   // Under no_shard ranks say nothing to each other before the next step's gradients.
   const int steps = alone == Alone::no_update ? plan.steps - 1 : plan.steps;
   const int who = dice.below(plan.ranks), at_step = dice.below(steps);
   return {fmt::format("rank {} {} in step {}{}; {}", who, kAlone[int(alone)], at_step,
-                      plan.options.allow_unused ? " (unused allowed)" : "", plan.describe()),
+                      plan.root.allow_unused ? " (unused allowed)" : "", plan.describe()),
           [=]() -> std::string {
             Weights want;
             const auto run = [=](const Plan& p, Results& results) {

@@ -38,7 +38,7 @@ Plan random_plan(Dice& dice) {
       {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params});
   plan.options.layout =
       dice.of<LayoutPolicy>({LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param});
-  plan.options.overlap_reduce = dice.chance(70);
+  plan.root.overlap_reduce = dice.chance(70);
   plan.algorithm = dice.of<Algorithm>({Algorithm::adamw, Algorithm::muon});
   plan.clip = dice.of<double>({0, 0.5});
   plan.optimizer.weight_decay = 0.1;
@@ -82,7 +82,7 @@ Training::Training(RankContext& r, const Plan& p, const DeviceMesh& mesh, const 
   routing = route(*stack, {.optimizer = plan.algorithm});
   for (size_t i = 0; i < stack->blocks(); ++i)
     fully_shard(stack->block(i), of_last_block && i + 1 == stack->blocks() ? *of_last_block : mesh, options);
-  fully_shard(*stack, mesh, options);
+  fully_shard(*stack, mesh, options, plan.root);
   optimizer.emplace(*stack, routing, plan.optimizer);
   in = Tensor::empty(*rank.device, {Stack::kRows, Stack::kWidth}, DType::f32, "test");
   dy = Tensor::empty(*rank.device, {Stack::kRows, Stack::kWidth}, DType::f32, "test");

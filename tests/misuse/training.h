@@ -16,6 +16,7 @@ namespace sherd::misuse {
 struct Plan {
   int ranks = 2, replicas = 1, accumulate = 1, steps = 3, blocks = 2;
   FullyShardOptions options;
+  RootOptions root;
   Algorithm algorithm = Algorithm::adamw;
   /// 0: no clipping.
   double clip = 0.5;

@@ -172,8 +172,8 @@ struct NormedNet : nn::Module<NormedNet> {
 TEST(QkNorm, HasItsDerivativeByTheInput) {
   launch(1, [](RankContext& rank) {
     NormedNet model(4);
-    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}),
-                {.strategy = Strategy::no_shard, .allow_unused = true});
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.strategy = Strategy::no_shard},
+                {.allow_unused = true});
     runtime_of(model).set_last_microbatch(false);
     for (const int64_t heads : {1, 2, 4}) {
       model.f = [&](NormedNet& m, const Var& x) { return weighted(nn::qk_norm(x, m.q, m.k, heads)); };
@@ -186,8 +186,8 @@ TEST(QkNorm, HasItsDerivativeByTheInput) {
 TEST(QkNorm, LeavesValuesAndTakesNoRows) {
   launch(1, [](RankContext& rank) {
     NormedNet model(4);
-    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}),
-                {.strategy = Strategy::no_shard, .allow_unused = true});
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.strategy = Strategy::no_shard},
+                {.allow_unused = true});
     model.f = [](NormedNet& m, const Var& x) { return nn::qk_norm(x, m.q, m.k, 3); };
     Stream& s = rank.device->compute();
     Tape tape;
@@ -249,8 +249,8 @@ TEST(AttentionGolden, MatchesPyTorchWithGradients) {
             turned,
             {.batch = batch, .heads = heads, .kv_heads = kv_heads, .head_dim = width, .max_logits = most});
       };
-      fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}),
-                  {.strategy = Strategy::no_shard, .allow_unused = true});
+      fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.strategy = Strategy::no_shard},
+                  {.allow_unused = true});
       {
         WeightsChange change(runtime_of(model));
         int64_t salt = 2;

@@ -310,8 +310,8 @@ TEST(Functions, WithParametersHaveTheirDerivativeByTheInput) {
         },
     };
     Weighted model;
-    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}),
-                {.strategy = Strategy::no_shard, .allow_unused = true});
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.strategy = Strategy::no_shard},
+                {.allow_unused = true});
     ShardRuntime& runtime = runtime_of(model);
     runtime.set_last_microbatch(false);
     for (const F& f : all) {

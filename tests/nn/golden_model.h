@@ -50,7 +50,7 @@ struct ArrangedModel {
     data_rank = rank.world->rank() / a.tp;
     options.strategy = a.strategy;
     options.compute_dtype = a.compute;
-    options.seed = seed;
+    root.seed = seed;
   }
   void shard() {
     FullyShardOptions of_experts = options;
@@ -59,13 +59,14 @@ struct ArrangedModel {
       if (ModuleBase* experts = model->experts(i); experts != nullptr && expert_mesh)
         fully_shard(*experts, *expert_mesh, of_experts);
     for (size_t i = 0; i < model->blocks(); ++i) fully_shard(model->block(i), mesh, options);
-    fully_shard(*model, mesh, options);
+    fully_shard(*model, mesh, options, root);
   }
 
   DeviceMesh mesh;
   std::optional<DeviceMesh> expert_mesh;
   std::unique_ptr<nn::CausalModel> model;
   FullyShardOptions options;
+  RootOptions root;
   int data_rank = 0;
 };
 

@@ -198,14 +198,14 @@ Trained train(const Usage& usage, int ranks, Strategy strategy) {
     if (usage.narrow) net.block(1).norm.set_compute_dtype(DType::f32);
     const Routing routing = route(net, {.optimizer = Sgd::kName});
     const DeviceMesh mesh(t.rank.world, {{"shard", ranks}});
-    const FullyShardOptions options{.strategy = strategy, .allow_unused = usage.allow_unused};
+    const FullyShardOptions options{.strategy = strategy};
     for (int i = 0; i < 3; ++i) {
       FullyShardOptions of_block = options;
       if (usage.narrow && i == 1) of_block.compute_dtype = DType::bf16, of_block.output_dtype = DType::f32;
       fully_shard(net.block(i), mesh, of_block);
     }
     if (net.fork) fully_shard(*net.fork, mesh, options);
-    fully_shard(net, mesh, options);
+    fully_shard(net, mesh, options, {.allow_unused = usage.allow_unused});
     Optimizer optimizer(net, routing, {.weight_decay = kDecay, .further = {Sgd::factory(kMomentum)}});
     for (int step = 0; step < kSteps; ++step) {
       usage.step(t, net, optimizer, step);

@@ -62,8 +62,8 @@ void expect_near(const std::vector<float>& got, const std::vector<double>& want,
 TEST(GroupedLinear, HasTheDerivativeByItsInput) {
   launch(1, [](RankContext& rank) {
     Stack model;
-    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}),
-                {.strategy = Strategy::no_shard, .allow_unused = true});
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.strategy = Strategy::no_shard},
+                {.allow_unused = true});
     runtime_of(model).set_last_microbatch(false);
     for (const bool biased : {true, false}) {
       model.biased = biased;

@@ -48,10 +48,11 @@ struct TapeNet : nn::Module<TapeNet> {
 };
 
 /// Wraps each block and the root.
-inline void shard(TapeNet& net, RankContext& rank, const FullyShardOptions& options) {
+inline void shard(TapeNet& net, RankContext& rank, const FullyShardOptions& options,
+                  const RootOptions& root = {}) {
   const DeviceMesh mesh = mesh_of(rank);
   fully_shard(net.blocks, mesh, options);
-  fully_shard(net, mesh, options);
+  fully_shard(net, mesh, options, root);
 }
 
 /// Rows that depend on the rank and on `salt`.

@@ -30,8 +30,8 @@ struct Router : nn::Module<Router> {
 TEST(Routing, RouterLogitsHaveTheDerivativeByWhatIsUsedOfThem) {
   launch(1, [](RankContext& rank) {
     Router model;
-    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}),
-                {.strategy = Strategy::no_shard, .allow_unused = true});
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.strategy = Strategy::no_shard},
+                {.allow_unused = true});
     runtime_of(model).set_last_microbatch(false);
     const std::vector<std::function<Var(const nn::RouterLogits&)>> uses = {
         [](const nn::RouterLogits& r) { return weighted(r.logits); },

@@ -28,7 +28,7 @@ using Step = std::function<void(TapeNet&, nn::Tape&, RankContext&, int step)>;
 
 // Three steps of AdamW; what `step` does leaves gradients.
 inline Trained train(int ranks, const FullyShardOptions& options, const TapeNet::Use& use, const Step& step,
-                     const std::function<void(TapeNet&)>& change = {}) {
+                     const std::function<void(TapeNet&)>& change = {}, const RootOptions& root = {}) {
   Trained trained;
   launch(ranks, [&](RankContext& rank) {
     TapeNet net;
@@ -37,7 +37,7 @@ inline Trained train(int ranks, const FullyShardOptions& options, const TapeNet:
     const Routing routing = route(net, {.optimizer = Algorithm::adamw});
     for (auto& [name, p] : net.named_parameters())
       if (options.layout == LayoutPolicy::whole_param && p.shape().size() == 2) p.set_cut(CutClass::row);
-    shard(net, rank, options);
+    shard(net, rank, options, root);
     Optimizer optimizer(net, routing, {});
     nn::Tape tape;
     CommCounts before;
@@ -57,13 +57,10 @@ inline Trained train(int ranks, const FullyShardOptions& options, const TapeNet:
 }
 
 /// The arrangements of a strategy whose matrices are in buckets that span units: in one, and in small ones.
-inline std::vector<FullyShardOptions> bucketed(Strategy strategy, bool allow_unused = false) {
+inline std::vector<FullyShardOptions> bucketed(Strategy strategy) {
   std::vector<FullyShardOptions> all;
   for (const int64_t size : {0, 1})
-    all.push_back({.strategy = strategy,
-                   .layout = LayoutPolicy::whole_param,
-                   .bucket_elements = size,
-                   .allow_unused = allow_unused});
+    all.push_back({.strategy = strategy, .layout = LayoutPolicy::whole_param, .bucket_elements = size});
   return all;
 }
 

@@ -161,18 +161,18 @@ TEST(TapeUnits, EveryUsageHasTheBitsOfZero0UnderAllStrategies) {
   for (const Usage& u : usages())
     for (const int ranks : {1, 3, 4}) {
       Trained zero0;
+      const RootOptions root{.allow_unused = u.allow_unused};
       for (const Strategy strategy : kStrategies) {
         SCOPED_TRACE(fmt::format("{}, {} ranks, {}", u.name, ranks, name_of(strategy)));
-        const Trained t =
-            train(ranks, {.strategy = strategy, .allow_unused = u.allow_unused}, u.use, u.step, u.change);
+        const Trained t = train(ranks, {.strategy = strategy}, u.use, u.step, u.change, root);
         if (strategy == Strategy::no_shard) zero0 = t;
         EXPECT_EQ(t.weights, zero0.weights);
       }
       for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads})
-        for (const FullyShardOptions& o : bucketed(strategy, u.allow_unused)) {
+        for (const FullyShardOptions& o : bucketed(strategy)) {
           SCOPED_TRACE(fmt::format("{}, {} ranks, {}, buckets of {}", u.name, ranks, name_of(strategy),
                                    o.bucket_elements));
-          EXPECT_EQ(train(ranks, o, u.use, u.step, u.change).weights, zero0.weights);
+          EXPECT_EQ(train(ranks, o, u.use, u.step, u.change, root).weights, zero0.weights);
         }
     }
 }

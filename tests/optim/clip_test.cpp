@@ -147,7 +147,7 @@ TEST(ClipInUpdate, HasTheBitsOfScaledGradients) {
   for (const Algorithm& optimizer : {Algorithm::adamw, Algorithm::muon})
     for (const bool ignored : {false, true}) {
       ToyRun run{.ranks = 2, .optimizer = optimizer, .clip = 0.05};
-      if (ignored) run.options.ignored = {"head.weight"};
+      if (ignored) run.root.ignored = {"head.weight"};
       const ToyResult scaled = run_toy(run);
       for (const float norm : scaled.norms) EXPECT_GT(norm, run.clip) << "nothing is clipped";
       run.clip_in_update = true;

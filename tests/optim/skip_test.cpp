@@ -95,7 +95,8 @@ Course run(const SkipSetting& setting, Algorithm algorithm, double clip, const s
     if (setting.freezes) up.freeze();
     FullyShardOptions o{
         .strategy = setting.strategy, .outer = setting.outer, .compute_dtype = setting.compute};
-    if (setting.ignores) o.ignored = {"ignored.weight"};
+    RootOptions root;
+    if (setting.ignores) root.ignored = {"ignored.weight"};
     int data_rank = rank;
     if (setting.cuts) data_rank = rank / 2;
     std::optional<DeviceMesh> experts;
@@ -112,7 +113,7 @@ Course run(const SkipSetting& setting, Algorithm algorithm, double clip, const s
     } else {
       fully_shard(net.inner, mesh, o);
     }
-    fully_shard(net, mesh, o);
+    fully_shard(net, mesh, o, root);
     Optimizer optimizer(net, routes, {.adamw = {}, .muon = {}, .weight_decay = 0.1, .skip_non_finite = skip});
     Stream& s = r.device->compute();
     const auto note = [&](size_t at) {

@@ -67,13 +67,13 @@ class Chain : public nn::Module<Chain> {
 /// A wrapped chain with its optimizer and batches that depend on their number.
 struct ChainRig {
   ChainRig(RankContext& r, const FullyShardOptions& options, int links = 3, int replicas = 1,
-           Algorithm algorithm = Algorithm::adamw)
+           Algorithm algorithm = Algorithm::adamw, const RootOptions& root = {})
       : rank(r), model(links) {
     const Routing routes = route(model, {.optimizer = std::move(algorithm)});
     const int shard = r.world->size() / replicas;
     const DeviceMesh mesh(r.world, {{"replicate", replicas}, {"shard", shard}});
     for (size_t i = 0; i < model.links(); ++i) fully_shard(model.link(i), mesh, options);
-    fully_shard(model, mesh, options);
+    fully_shard(model, mesh, options, root);
     optimizer.emplace(model, routes, OptimizerOptions{});
     in = Tensor::empty(*r.device, {Chain::kRows, Chain::kWidth}, DType::f32, "test");
     dy = Tensor::empty(*r.device, {Chain::kRows, Chain::kWidth}, DType::f32, "test");

@@ -58,12 +58,12 @@ class Pieces : public nn::Module<Pieces> {
     param("ones", {3}, constant(1));
     child("experts", experts_);
   }
-  void wrap(const FullyShardOptions& options = {}) {
+  void wrap(const FullyShardOptions& options = {}, const RootOptions& root = {}) {
     FullyShardOptions own = options;
     own.shard_dim = "expert_shard";
     own.gradient_ranks = 1;  // summed, not averaged
     fully_shard(experts_, expert_mesh_, own);
-    fully_shard(*this, mesh_, options);
+    fully_shard(*this, mesh_, options, root);
   }
   const DeviceMesh& mesh() const { return mesh_; }
 

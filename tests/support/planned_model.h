@@ -40,6 +40,7 @@ struct TableModel {
   std::vector<MeshDim> mesh;
   FullyShardOptions options = {};
   std::vector<MeshDim> other_mesh = {};
+  RootOptions root = {};  // without ignored
   int ranks() const {
     int n = 1;
     for (auto& d : mesh) n *= d.size;
@@ -57,8 +58,6 @@ inline std::vector<MeshAxis> axes_of(const std::vector<MeshDim>& dims, int rank)
 inline FullyShardOptions options_of(const TableModel& m, const TableUnit& unit) {
   FullyShardOptions o = m.options;
   o.reshard_after_forward = unit.reshard_after_forward;
-  for (auto& p : m.params)
-    if (p.ignored) o.ignored.push_back(p.name);
   if (unit.other_mesh) {
     o.shard_dim = "expert_shard";
     o.tensor_dim = "expert";
@@ -159,7 +158,10 @@ class TableTree {
                           cut.coordinate(row.tensor_mesh_dim)});
     }
     for (auto& u : m.units) fully_shard(node(u.name), u.other_mesh ? *other : mesh, options_of(m, u));
-    fully_shard(root(), mesh, options_of(m, {""}));
+    RootOptions root_options = m.root;
+    for (auto& p : m.params)
+      if (p.ignored) root_options.ignored.push_back(p.name);
+    fully_shard(root(), mesh, options_of(m, {""}), root_options);
   }
   TableModule& root() { return *nodes_.at(""); }
 

@@ -24,19 +24,21 @@ inline CommCounts minus(CommCounts a, const CommCounts& b) {
 struct Rig {
   Rig(RankContext& r, const FullyShardOptions& o, int replicas = 1,
       const std::function<void(ToyModel&)>& before = nullptr, int64_t width = 16, int64_t hidden = 32,
-      const Algorithm& algorithm = Algorithm::adamw)
+      const RootOptions& root = {}, const Algorithm& algorithm = Algorithm::adamw)
       : rank(r), model(width, hidden, kBlocks) {
     if (before) before(model);
     routes = route(model, {.optimizer = algorithm});
     const DeviceMesh mesh = mesh_of(r, replicas);
     for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
-    fully_shard(model, mesh, o);
+    fully_shard(model, mesh, o, root);
     optimizer.emplace(model, routes, OptimizerOptions{});
     tokens = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
     model.targets = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
     ops::fill(r.device->compute(), tokens, 3);
     ops::fill(r.device->compute(), model.targets, 4);
   }
+  Rig(RankContext& r, const FullyShardOptions& o, const RootOptions& root)
+      : Rig(r, o, 1, nullptr, 16, 32, root) {}
   void forward() { taped.forward(model, tokens); }
   void backward() { taped.backward(); }
   void step() {

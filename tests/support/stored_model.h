@@ -41,11 +41,11 @@ class StoredModel : public ModuleBase {
     child("experts", experts_);
   }
   void wrap(Strategy strategy = Strategy::optim_grads_params) {
-    FullyShardOptions options{.strategy = strategy, .seed = 9};
+    FullyShardOptions options{.strategy = strategy};
     FullyShardOptions own = options;
     own.shard_dim = "expert_shard";
     fully_shard(experts_, expert_mesh_, own);
-    fully_shard(*this, mesh_, options);
+    fully_shard(*this, mesh_, options, {.seed = 9});
   }
 
  private:

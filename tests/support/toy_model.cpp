@@ -15,7 +15,7 @@ ToyResult run_toy(const ToyRun& run) {
     const Routing routes = route(model, routing);
     const DeviceMesh mesh = mesh_of(rank, run.replicas);
     for (auto& b : model.blocks_) fully_shard(*b, mesh, run.options);
-    fully_shard(model, mesh, run.options);
+    fully_shard(model, mesh, run.options, run.root);
     Optimizer optimizer(model, routes, {.adamw = {}, .muon = run.muon, .weight_decay = 0.1});
     const int64_t micro = run.rows / (run.ranks * run.accumulate);
     Taped taped;

@@ -86,6 +86,7 @@ struct ToyRun {
   double clip = 0.5;
   bool clip_in_update = false;
   FullyShardOptions options = {};
+  RootOptions root = {};
   MuonOptions muon = {};
   /// Called on every rank before wrapping, after routing, and after every step.
   std::function<void(ToyModel&)> before = {}, after_step = {};

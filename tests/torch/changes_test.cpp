@@ -21,6 +21,7 @@ struct Place {
   int ranks;
   std::vector<sherd::MeshDim> dims;
   FullyShardOptions options;
+  sherd::RootOptions root = {};
 };
 std::vector<Place> places() {
   std::vector<Place> all;
@@ -36,7 +37,8 @@ void on(const Place& place, const Net& first, const std::function<void(Net&, con
     SCOPED_TRACE(fmt::format("{}, rank {}", place.name, rank.world->rank()));
     Net model;
     copy_weights(*first, *model);
-    sherd::torch::fully_shard<BlockImpl>(*model, sherd::DeviceMesh(rank.world, place.dims), place.options);
+    sherd::torch::fully_shard<BlockImpl>(*model, sherd::DeviceMesh(rank.world, place.dims), place.options,
+                                         place.root);
     body(model, rank);
   });
 }
@@ -283,7 +285,7 @@ TEST(TorchChanges, ParametersAreFrozenAndThawedBetweenStepsAsInPlainLibtorch) {
   const Net first;
   for (Place place : places())
     for (const bool allow_unused : {false, true}) {
-      place.options.allow_unused = allow_unused;
+      place.root.allow_unused = allow_unused;
       at::set_num_threads(1);
       Net plain;
       copy_weights(*first, *plain);

@@ -40,12 +40,7 @@ Values weights_of(const torch::nn::Module& model) {
   return all;
 }
 
-FullyShardOptions seeded(Strategy strategy = Strategy::optim_grads_params) {
-  FullyShardOptions o;
-  o.strategy = strategy;
-  o.seed = kSeed;
-  return o;
-}
+const sherd::RootOptions kSeeded{.seed = kSeed};
 
 TEST(TorchMeta, ValuesAreThoseOfSeedAndNameOnAnyRanks) {
   Net plain;
@@ -61,7 +56,7 @@ TEST(TorchMeta, ValuesAreThoseOfSeedAndNameOnAnyRanks) {
         expect_meta(*model);
         const Tensor handle = model->head->weight;
         const void* const before = handle.unsafeGetTensorImpl();
-        sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), seeded(strategy));
+        sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), {.strategy = strategy}, kSeeded);
         EXPECT_EQ(model->head->weight.unsafeGetTensorImpl(), before);
         EXPECT_TRUE(handle.is_cpu());
         EXPECT_TRUE(handle.requires_grad());
@@ -114,7 +109,7 @@ TEST(TorchMeta, ModulesOfLibtorchs) {
     Zoo model = on_meta<Zoo>();
     expect_meta(*model);
     for (auto& b : model->named_buffers()) EXPECT_TRUE(b.value().is_meta()) << b.key();
-    sherd::torch::fully_shard(*model, mesh_of(rank), seeded());
+    sherd::torch::fully_shard(*model, mesh_of(rank), {}, kSeeded);
     const sherd::torch::Unsharded whole(*model);
     for (auto& p : model->named_parameters()) {
       const std::string& name = p.key();
@@ -189,7 +184,7 @@ TEST(TorchMeta, OwnTiedAndFrozenParameters) {
   launch(3, [&](RankContext& rank) {
     Mixed model = on_meta<Mixed>(false);
     EXPECT_TRUE(model->on_cpu.is_cpu());
-    sherd::torch::fully_shard(*model, mesh_of(rank), seeded());
+    sherd::torch::fully_shard(*model, mesh_of(rank), {}, kSeeded);
     const auto same = [&](const std::string& name, const Tensor& have,
                           const std::function<void(const Tensor&)>& make) {
       const Tensor want = torch::empty(have.sizes());
@@ -215,7 +210,7 @@ TEST(TorchMeta, AFunctionOfTheProgramsOwn) {
   launch(2, [&](RankContext& rank) {
     Mixed model = on_meta<Mixed>(true);
     int calls = 0;
-    sherd::torch::fully_shard(*model, mesh_of(rank), seeded(), [&](torch::nn::Module& module) {
+    sherd::torch::fully_shard(*model, mesh_of(rank), {}, kSeeded, [&](torch::nn::Module& module) {
       ++calls;
       if (sherd::torch::reset_parameters(module)) return;
       for (auto& p : module.named_parameters(/*recurse=*/false))
@@ -239,17 +234,17 @@ TEST(TorchMeta, WhatHasNoValuesIsNamed) {
     };
     Mixed model = on_meta<Mixed>(true);
     expect({"unknown, unknown_too", "Resettable"},
-           [&] { sherd::torch::fully_shard(*model, mesh_of(rank), seeded()); });
+           [&] { sherd::torch::fully_shard(*model, mesh_of(rank), {}, kSeeded); });
     Mixed halved = on_meta<Mixed>(false);
     expect({"head.bias", "own.scale", "were not written"}, [&] {
-      sherd::torch::fully_shard(*halved, mesh_of(rank), seeded(), [](torch::nn::Module& module) {
+      sherd::torch::fully_shard(*halved, mesh_of(rank), {}, kSeeded, [](torch::nn::Module& module) {
         if (auto* e = module.as<torch::nn::Embedding>()) e->reset_parameters();
         if (auto* own = module.as<OwnImpl>()) own->table.zero_();
       });
     });
     Net differs = on_meta<Net>();
     expect({"other first values"}, [&] {
-      sherd::torch::fully_shard(*differs, mesh_of(rank), seeded(), [&](torch::nn::Module& module) {
+      sherd::torch::fully_shard(*differs, mesh_of(rank), {}, kSeeded, [&](torch::nn::Module& module) {
         for (auto& p : module.parameters(/*recurse=*/false)) p.fill_(static_cast<float>(rank.world->rank()));
       });
     });

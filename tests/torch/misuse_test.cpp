@@ -145,10 +145,9 @@ TEST(TorchMisuse, WhatCannotBeSharded) {
         {"different weights: rank 1 (", "; the first is '", "broadcast_from_rank_0()", "manual_seed"},
         [&] { sherd::torch::fully_shard(*other, mesh_of(rank)); });
     for (auto& p : other->parameters()) p.data().fill_(0.5f);
-    FullyShardOptions wrong;
-    wrong.prefetch = -1;
-    expect_message({"prefetch -1"},
-                   [&] { sherd::torch::fully_shard<BlockImpl>(*other, mesh_of(rank), wrong); });
+    expect_message({"prefetch -1"}, [&] {
+      sherd::torch::fully_shard<BlockImpl>(*other, mesh_of(rank), {}, {.prefetch = -1});
+    });
     expect_message({"BlockImpl"},
                    [&] { sherd::torch::fully_shard<torch::nn::Conv2dImpl>(*other, mesh_of(rank)); });
     EXPECT_EQ(other->head->weight.sum().item<float>(), 85.0f);  // nothing has happened

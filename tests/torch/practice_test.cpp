@@ -187,7 +187,7 @@ TEST(TorchPractice, UnwrittenIntegersAreNamed) {
     IdsImpl model;
     meta.reset();
     const auto shard = [&](const sherd::torch::ParameterInit& init) {
-      return message_of([&] { sherd::torch::fully_shard(model, mesh_of(rank), {}, init); });
+      return message_of([&] { sherd::torch::fully_shard(model, mesh_of(rank), {}, {}, init); });
     };
     EXPECT_THAT(
         shard([](torch::nn::Module& m) { m.parameters()[0].zero_(); }),

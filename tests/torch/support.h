@@ -170,9 +170,8 @@ struct Comparison {
           copy_weights(*first, *model);
           FullyShardOptions options;
           options.strategy = strategy;
-          options.allow_unused = allow_unused;
           wrap(model, mesh_of(rank), options);
-          sherd::torch::fully_shard(*model, mesh_of(rank), options);
+          sherd::torch::fully_shard(*model, mesh_of(rank), options, {.allow_unused = allow_unused});
           loss(model, rank.world->rank()).backward();
           expect_gradients(*model, want, where(rank, strategy));
           for (auto& b : model->named_buffers())

@@ -16,7 +16,7 @@ TEST(TorchValues, RootAlone) {
 
 /// Gradients of four ranks with other options: any mesh, layout and routing.
 void expect_gradients_of_four(const std::function<sherd::DeviceMesh(const RankContext&)>& mesh_for,
-                              FullyShardOptions options) {
+                              FullyShardOptions options, const sherd::RootOptions& root_options = {}) {
   torch::manual_seed(7);
   Net first;
   const Values want = mean_gradients(first, 4, net_backward);
@@ -28,7 +28,7 @@ void expect_gradients_of_four(const std::function<sherd::DeviceMesh(const RankCo
       o.strategy = strategy;
       sherd::ModuleBase& root = sherd::torch::root_of(*model);
       const sherd::Routing routing = sherd::route(root, {.optimizer = sherd::Algorithm::muon});
-      sherd::torch::fully_shard<BlockImpl>(*model, mesh_for(rank), o);
+      sherd::torch::fully_shard<BlockImpl>(*model, mesh_for(rank), o, root_options);
       sherd::Optimizer optimizer(root, routing, {});
       for (int step = 0; step < 2; ++step) {  // the second gathers ahead
         net_loss(model, rank.world->rank()).backward();
@@ -50,13 +50,9 @@ TEST(TorchValues, Layouts) {
 }
 
 TEST(TorchValues, Options) {
-  FullyShardOptions o;
-  o.prefetch = 0;
-  o.overlap_reduce = false;
-  expect_gradients_of_four(mesh_of, o);
-  o.prefetch = 3;
-  o.reshard_after_forward = false;
-  expect_gradients_of_four(mesh_of, o);
+  expect_gradients_of_four(mesh_of, {}, {.prefetch = 0, .overlap_reduce = false});
+  expect_gradients_of_four(mesh_of, {.reshard_after_forward = false},
+                           {.prefetch = 3, .overlap_reduce = false});
 }
 
 TEST(TorchValues, Replicas) {

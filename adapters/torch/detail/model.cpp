@@ -272,15 +272,15 @@ uint64_t Model::step() {
   return step_;
 }
 
-void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options,
-                  const ParameterInit& init) {
+void Model::shard(::torch::nn::Module& root, const Wrap& wrap, const ParameterInit& init) {
+  const DeviceMesh& mesh = wrap.mesh;
   if (sharded()) throw InvalidArgument("sherd::torch::fully_shard: this root is sharded already");
   device_ = TorchDevice::of(mesh.world()->device());
   mesh.world()->device().use_callers_team();
   if (mesh.world()->device().kind() == DeviceKind::cpu) keep_freed_memory();
   description_.require_unchanged(root);
   require_places(root);
-  const FirstValues first(root, init, options.seed);
+  const FirstValues first(root, init, wrap.root.seed);
   first.require_known();
   device_->require_usable(*mesh.world());
   {
@@ -295,7 +295,7 @@ void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const Fully
     Mirror& mirror = *description_.mirror_of(**m);
     if (mirror.wrap() == nullptr) sherd::fully_shard(mirror, attached->noted->mesh, attached->noted->options);
   }
-  sherd::fully_shard(description_.root(), mesh, options);
+  sherd::fully_shard(description_.root(), mesh, wrap.options, wrap.root);
   fill_shards();
   if (!first.empty()) fill_shards_with(first, *mesh.world());
   take_over_buffers();

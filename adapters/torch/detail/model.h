@@ -106,8 +106,7 @@ class Model : public std::enable_shared_from_this<Model> {
   bool sharded() const { return root_unit_ != nullptr; }
   ShardRuntime& runtime() const { return runtime_of(root()); }
   UnitUse& root_unit() const { return *root_unit_; }
-  void shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options,
-             const ParameterInit& init);
+  void shard(::torch::nn::Module& root, const Wrap& wrap, const ParameterInit& init);
 
   /// Returns the device of a sharded model.
   const TorchDevice& device() const { return *device_; }

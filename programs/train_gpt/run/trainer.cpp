@@ -55,13 +55,11 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   o.strategy = parse_strategy(c.strategy);
   o.outer = parse_outer(c.outer);
   o.reshard_after_forward = c.reshard_after_forward;
-  o.prefetch = static_cast<int>(c.prefetch);
   o.compute_dtype = c.precision == "bf16" ? DType::bf16 : DType::f32;
   const LayoutChoice layout = parse_layout(c.layout);
   o.layout = layout.policy;
   o.packing = layout.packing;
   o.bucket_elements = c.bucket_size;
-  o.seed = c.seed;
   return o;
 }
 
@@ -110,7 +108,7 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
     if (ModuleBase* experts = model_.experts(i))
       fully_shard(*experts, *expert_mesh_, expert_options(options, config));
   for (size_t i = 0; i < model_.blocks(); ++i) fully_shard(model_.block(i), mesh_, options);
-  fully_shard(model_, mesh_, options);
+  fully_shard(model_, mesh_, options, {.prefetch = static_cast<int>(config.prefetch), .seed = config.seed});
   first_weights_ = load_first_weights(model_, config);
   if (config.trains() || config.explain_plan || !config.save.empty()) {  // else no optimizer state
     optimizer_.emplace(model_, routing_, optimizer_options(config));

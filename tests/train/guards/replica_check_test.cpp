@@ -73,10 +73,9 @@ struct Trained {
                                                     {"down.weight", Algorithm::muon},
                                                     {"soap.weight", Soap::kName}}});
     FullyShardOptions o;
-    o.strategy = a.strategy, o.outer = a.outer, o.compute_dtype = compute, o.layout = a.layout,
-    o.allow_unused = true;
+    o.strategy = a.strategy, o.outer = a.outer, o.compute_dtype = compute, o.layout = a.layout;
     for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
-    fully_shard(model, mesh, o);
+    fully_shard(model, mesh, o, {.allow_unused = true});
     optimizer.emplace(model, routing, OptimizerOptions{.further = {NorMuon::factory(), Soap::factory()}});
     Stream& s = r.device->compute();
     const Tensor tokens = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
