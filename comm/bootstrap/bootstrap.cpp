@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
+#include <sherd/base/enum_table.h>
 #include <sherd/base/error.h>
 #include <sherd/base/printable.h>
 #include <sherd/comm/bootstrap/detail/job_secret.h>
@@ -67,19 +69,12 @@ class Reader {
     who_and_where_ = true;
   }
   std::string secret() {
-    try {
-      return job_secret(get_);
-    } catch (const InvalidArgument& e) {  // which says what to do
-      problems_.push_back(e.what());
-      return {};
-    }
+    return collected([&] { return job_secret(get_); });
   }
   WithoutSecret without_secret() {
-    const std::string t = text(kWithoutSecret);
-    if (t == "loopback") return WithoutSecret::loopback;
-    if (!t.empty() && t != "everywhere")
-      problems_.push_back(fmt::format("{} is \"{}\"; use everywhere or loopback", kWithoutSecret, t));
-    return WithoutSecret::everywhere;
+    constexpr EnumTable<WithoutSecret, 2> words{"everywhere", "loopback"};
+    return has(kWithoutSecret) ? collected([&] { return words.parse(kWithoutSecret, text(kWithoutSecret)); })
+                               : WithoutSecret::everywhere;
   }
   void done() const {
     if (problems_.empty()) return;
@@ -94,6 +89,16 @@ class Reader {
   bool good() const { return problems_.empty(); }
 
  private:
+  template <class Read>
+  std::invoke_result_t<Read> collected(Read read) {
+    try {
+      return read();
+    } catch (const InvalidArgument& e) {  // which says what to do
+      problems_.push_back(e.what());
+      return {};
+    }
+  }
+
   static constexpr const char* kWithoutSecret = "SHERD_STORE_WITHOUT_SECRET";
 
   const EnvironmentLookup get_;

@@ -154,7 +154,8 @@ TEST(Environment, HasTheJobsSecret) {
   EXPECT_EQ(environment_in(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "everywhere"}})).without_secret,
             WithoutSecret::everywhere);
   EXPECT_THAT(refusal(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "lo"}})),
-              AllOf(HasSubstr("SHERD_STORE_WITHOUT_SECRET is \"lo\""), Not(HasSubstr("torchrun"))));
+              AllOf(HasSubstr("SHERD_STORE_WITHOUT_SECRET 'lo' is unknown; use everywhere or loopback"),
+                    Not(HasSubstr("torchrun"))));
   EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET", ""}})),
               HasSubstr("SHERD_JOB_SECRET is set and empty"));
   EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET", "a"}, {"SHERD_JOB_SECRET_FILE", "/b"}})),
