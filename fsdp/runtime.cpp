@@ -7,51 +7,14 @@
 #include <exception>
 #include <set>
 
-#include <sherd/comm/core/require_equal.h>
-#include <sherd/fsdp/detail/alike.h>
 #include <sherd/fsdp/detail/bucket.h>
-#include <sherd/fsdp/detail/mesh_rules.h>
-#include <sherd/fsdp/detail/unit_claims.h>
+#include <sherd/fsdp/detail/rank_comparison.h>
 #include <sherd/fsdp/detail/unit_context.h>
 #include <sherd/fsdp/detail/update_count.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 
 namespace sherd {
-namespace {
-
-std::string otherwise(const DeviceMesh& mesh) {
-  return fmt::format(
-      "{}: the ranks of mesh '{}' wrapped different models or passed different options; build the same model "
-      "with the "
-      "same options on every rank",
-      mesh.world()->device().label(), mesh.describe());
-}
-
-// Returns lines that describe all that communicators and layouts are made of: the root's options, units with
-// their parameters, and buffers.
-std::vector<std::string> in_words(const std::vector<UnitClaim>& claims, const std::vector<Buffer>& buffers) {
-  const RootOptions& o = claims.back().module->wrap()->root;
-  std::vector<std::string> lines = {
-      fmt::format("root options (prefetch {}, overlap_reduce {}, allow_unused {}, seed {})", o.prefetch,
-                  o.overlap_reduce, o.allow_unused, o.seed)};
-  for (const std::string& name : o.ignored) lines.push_back(fmt::format("ignored parameter '{}'", name));
-  for (const UnitClaim& claim : claims) {
-    const auto& [mesh, options, root] = *claim.module->wrap();
-    lines.push_back(
-        fmt::format("unit '{}' ({}, mesh {})", claim.name, name_of(options.strategy), mesh.describe()));
-    for (const Parameter& p : claim.params)
-      lines.push_back(fmt::format(
-          "parameter '{}' of unit '{}' ({} {}{})", p.name(), claim.name, to_string(p.global_shape()),
-          name_of(p.compute_dtype().value_or(options.compute_dtype)), p.trainable() ? "" : ", frozen"));
-  }
-  for (const Buffer& b : buffers)
-    lines.push_back(fmt::format("buffer '{}' ({} {})", b.name(), to_string(b.shape()), name_of(b.dtype())));
-  return lines;
-}
-
-}  // namespace
-
 ShardRuntime::ShardRuntime(ModuleBase& root)
     : device_(root.wrap_->mesh.world()->device()),
       mesh_(root.wrap_->mesh),
@@ -59,62 +22,9 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
       root_options_(root.wrap_->root),
       updates_(std::make_unique<UpdateCount>()),
       sets_(std::make_shared<UpdateSets>(device_.label())) {
-  assign_names(root);
-  const std::vector<UnitClaim> claims =
-      claim_parameters(root, [](const Parameter& p) { return p.state_->registrations; });
-  std::vector<std::string> names;
-  for (auto& claim : claims) names.push_back(claim.name);
-  context_ = std::make_unique<UnitContext>(device_, mesh_.world()->size(), std::move(names),
-                                           root_options_.prefetch, root_options_.overlap_reduce);
-  context_->complete_backward = [this] { return complete_backward(); };
-  check_ = device_.make_stream("check");
-  {
-    // The clone is the first collective: an entry purpose names ranks that do not call fully_shard().
-    const Serving entry(*mesh_.world(), Purpose::entry("fully_shard"));
-    check_comm_ = mesh_.world()->clone();
-  }
-  check_comm_->serve(Purpose("the comparison of what ranks do"));
-  // Two words per rank, for require_equal() and UpdateCount. Made once: memory of a later request would make
-  // check_ wait for compute.
-  check_buffer_ =
-      Tensor::empty(device_, {2 * check_comm_->size()}, DType::i64, MemoryClass::message, "fingerprint");
-  follow_compute(*check_);
-  for (auto& [name, b] : root.named_buffers()) kept_.push_back(b);
-  // Before any unit is made: ranks with different wraps would make different communicators and wait for each
-  // other.
-  check_wraps(*check_comm_, *check_, in_words(claims, kept_), otherwise(mesh_));
-  alone_ = mesh_.flatten({});
-
-  // Copies of a mesh share their communicators, so units with one shard communicator are on the same ranks.
-  std::vector<const Communicator*> known;
-  std::vector<PlanUnit> described;
-  for (auto& claim : claims) {
-    const Wrap& wrap = *claim.module->wrap_;
-    const Communicator* ranks = wrap.mesh.comm(wrap.options.shard_dim).get();
-    const auto id = std::find(known.begin(), known.end(), ranks) - known.begin();
-    if (id == static_cast<std::ptrdiff_t>(known.size())) known.push_back(ranks);
-    described.push_back(
-        plan_unit_of(claim, static_cast<int>(described.size()), static_cast<int>(id), *root.wrap_));
-  }
-  // Arithmetic on equal claims: every rank makes the same plan without communication.
-  plan_ = plan_model(described, root_options_);
-  // Before the units, which hold pointers to their buckets.
-  make_buckets(claims);
-  // Backward order, the root last. Making a unit makes the communicators of its mesh, on all ranks in this
-  // order.
-  units_.resize(claims.size());
-  const int last = static_cast<int>(claims.size()) - 1;
-  for (int i = last; i-- > 0;)
-    units_[static_cast<size_t>(i)] =
-        make_unit(claims[static_cast<size_t>(i)], plan_.units[static_cast<size_t>(i)], i);
-  units_.back() = make_unit(claims.back(), plan_.units.back(), last);
-  for (auto& u : units_) context_->units.push_back(u.get());
-  check_meshes(*root.wrap_, groups());
-  // Before the allocations: ranks with other options would share buffers of other sizes.
-  check_fingerprints();
-  make_slots();
-  allocate();
-  initialise();
+  build(root);
+  begin_step(
+      nullptr);  // marks all copies as stale, so that the first unshard() publishes the initial masters
   device_.issue_in_order(true);  // until the first step is over
 }
 
@@ -133,78 +43,6 @@ ShardRuntime::~ShardRuntime() {
   buckets_.clear();
 }
 
-std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const UnitPlan& plan, int number) {
-  const Wrap& wrap = *claim.module->wrap_;
-  Unit::Spec unit{
-      .name = claim.name,
-      .number = number,
-      .root = claim.root,
-      .reshard_after_forward = wrap.options.reshard_after_forward,
-      .height = claim.height,
-      .precision = {wrap.options.cast_inputs ? std::optional(wrap.options.compute_dtype) : std::nullopt,
-                    wrap.options.output_dtype}};
-  for (const GroupPlan& g : plan.groups) {
-    std::vector<Parameter> params;
-    for (const int i : g.params) params.push_back(claim.params[static_cast<size_t>(i)]);
-    unit.groups.push_back(std::make_unique<ParamGroup>(device_, ParamGroup::Spec{g,
-                                                                                 std::move(params),
-                                                                                 wrap.mesh,
-                                                                                 comms_of(wrap.mesh, g.axes),
-                                                                                 {wrap.options},
-                                                                                 {},
-                                                                                 &context_->recorder}));
-  }
-  unit.params = claim.params;
-  // A bucket knows its units; a unit also needs the buckets that hold its parameters.
-  for (size_t k = 0; k < buckets_.size(); ++k) {
-    const std::vector<int>& units = plan_.buckets[k].units;
-    if (std::find(units.begin(), units.end(), number) != units.end())
-      unit.buckets.push_back(buckets_[k].get());
-  }
-  claim.module->unit_ = std::make_shared<Unit>(*context_, std::move(unit));
-  return claim.module->unit_;
-}
-
-void ShardRuntime::make_buckets(const std::vector<UnitClaim>& claims) {
-  for (const BucketPlan& plan : plan_.buckets) {
-    std::vector<Parameter> params;
-    std::vector<std::string> owners;
-    for (size_t k = 0; k < plan.units.size(); ++k) {
-      const UnitClaim& claim = claims[static_cast<size_t>(plan.units[k])];
-      params.push_back(claim.params[static_cast<size_t>(plan.group.params[k])]);
-      owners.push_back(claim.name);
-    }
-    std::vector<FullyShardOptions> options;
-    for (const int u : plan.members())
-      options.push_back(claims[static_cast<size_t>(u)].module->wrap_->options);
-    // All units of a bucket are on the same ranks, so the first one's mesh stands for all.
-    const DeviceMesh& mesh = claims[static_cast<size_t>(plan.units.front())].module->wrap_->mesh;
-    auto group = std::make_unique<ParamGroup>(
-        device_, ParamGroup::Spec{plan.group, std::move(params), mesh, comms_of(mesh, plan.group.axes),
-                                  std::move(options), std::move(owners), &context_->recorder});
-    buckets_.push_back(std::make_unique<Bucket>(
-        *context_, Bucket::Spec{static_cast<int>(buckets_.size()), plan.members(), std::move(group)}));
-    context_->buckets.push_back(buckets_.back().get());
-  }
-}
-
-GroupComms ShardRuntime::comms_of(const DeviceMesh& mesh, const ShardAxes& axes) {
-  // Returns the communicators of a group. Collective at the first request for these dimensions: clone()
-  // blocks the host until all ranks call it.
-  if (axes.shard.empty()) return {alone_, alone_, alone_, alone_};  // ignored parameters
-  const auto inner = mesh.flatten(axes.shard);
-  const auto outer = axes.replicate.empty() ? nullptr : mesh.flatten(axes.replicate);
-  // Groups with equal dimensions share communicators; gathers and reductions have separate ones.
-  auto [it, fresh] = comms_.try_emplace({inner.get(), outer.get()});
-  if (fresh) {
-    it->second.gather_inner = inner->clone();
-    it->second.reduce_inner = inner->clone();
-    it->second.gather_outer = outer ? outer->clone() : alone_;
-    it->second.reduce_outer = outer ? outer->clone() : alone_;
-  }
-  return it->second;
-}
-
 std::vector<ParamGroup*> ShardRuntime::groups() const {
   std::vector<ParamGroup*> all;
   for (auto& u : units_)
@@ -213,84 +51,23 @@ std::vector<ParamGroup*> ShardRuntime::groups() const {
   return all;
 }
 
-void ShardRuntime::check_fingerprints() {
-  check_alike(*check_comm_, *check_, groups(), kept_, otherwise(mesh_));
-}
-
 void ShardRuntime::require_equal(uint64_t value, const std::string& otherwise) {
-  sherd::require_equal(*check_comm_, *check_, value, fmt::format("{}: {}", device_.label(), otherwise),
-                       check_buffer_);
+  comparison_->require_equal(value, otherwise);
 }
 
-void ShardRuntime::make_slots() {
-  SlotPlan whole, gradients;
-  std::vector<int64_t> whole_elements, gradient_elements;
-  for (const PlannedBuffer& b : plan_.gather_slots) whole.elements.push_back(b.elements);
-  for (const PlannedBuffer& b : plan_.gradient_slots) gradients.elements.push_back(b.elements);
-  for (const UnitPlan& u : plan_.units) {
-    whole.slot_of.push_back(u.gather_slot);
-    whole_elements.push_back(u.gather_bytes);
-    gradients.slot_of.push_back(u.gradient_slot);
-    gradient_elements.push_back(u.gradient_elements);
-  }
-  // Users of gradient slots are the units, then the buckets.
-  for (const BucketPlan& b : plan_.buckets) {
-    const PlannedBuffer* open = b.group.find(BufferUse::open_gradient);
-    gradients.slot_of.push_back(b.gradient_slot);
-    gradient_elements.push_back(open != nullptr ? open->elements : 0);
-  }
-  // Bytes, because the groups of one unit may have several dtypes.
-  context_->whole = SlotPool(device_, DType::u8, MemoryClass::gathered, "unsharded parameters",
-                             std::move(whole), std::move(whole_elements));
-  context_->gradients = SlotPool(device_, DType::f32, MemoryClass::gradient, "unsharded gradients",
-                                 std::move(gradients), std::move(gradient_elements));
-  // Unsharded parameters that are not in use can be gathered again. Open gradients are always in use.
-  context_->whole.set_give_back([this](int holder) {
-    if (context_->order.open(holder) > 0) return false;
-    units_[static_cast<size_t>(holder)]->reshard();
-    return true;
-  });
-}
+void ShardRuntime::note_alike(uint64_t value) { comparison_->note(value); }
 
-void ShardRuntime::allocate() {
-  // One make_buffers() call for all buffers of collectives, so that a backend can use one block of memory.
-  std::vector<ParamGroup::Buffer> all;
-  for (SlotPool* pool : {&context_->whole, &context_->gradients})
-    for (SlotPool::Buffer& b : pool->buffers()) all.push_back({b.memory, std::move(b.spec)});
-  for (auto* g : groups())
-    for (auto& b : g->buffers()) all.push_back(std::move(b));
-  Staging& staging = context_->staging;
-  for (const PlannedBuffer& b : plan_.staging) {
-    Staging::Pair& pair = b.use == BufferUse::gather_staging ? staging.gather : staging.reduce;
-    all.push_back({&pair.of(b.dtype), spec_of(b)});
-  }
-  std::vector<BufferSpec> specs;
-  for (auto& b : all) specs.push_back(b.spec);
-  buffers_ = mesh_.world()->make_buffers(specs);
-  for (size_t i = 0; i < all.size(); ++i) *all[i].memory = buffers_->tensors()[i];
-  // Units have one order on all ranks, and so do their communicators.
-  for (auto* g : groups())
-    for (auto& comm :
-         {g->comms().gather_inner, g->comms().gather_outer, g->comms().reduce_inner, g->comms().reduce_outer})
-      buffers_->share(*comm);
-}
+uint64_t ShardRuntime::served() const { return comparison_->served(); }
 
-void ShardRuntime::initialise() {
-  for (auto* g : groups()) {
-    g->allocate();
-    g->initialise(device_.compute(), root_options_.seed);
-  }
-  for (Buffer& b : kept_) b.allocate(device_.compute(), root_options_.seed);
-  Staging& staging = context_->staging;
-  for (auto* t : {&staging.gather.full, &staging.gather.half, &staging.reduce.full, &staging.reduce.half})
-    if (t->defined()) ops::fill(device_.compute(), *t, 0);  // padding is sent and summed, too
-  // Marks all copies as stale, so that the first unshard() publishes the initial masters.
-  begin_step(nullptr);
+bool ShardRuntime::comparison_due() { return comparison_->due(steps_); }
+
+const std::shared_ptr<std::atomic<bool>>& ShardRuntime::ranks_apart() const {
+  return comparison_->ranks_apart();
 }
 
 void ShardRuntime::require_gradients(const char* who, const UpdateSet* set) {
   context_->require_whole_step(who);
-  if (*ranks_apart_)
+  if (*ranks_apart())
     throw CommError(fmt::format(
         "{}: {}: in an earlier step the ranks used different units, the same ones in a different order, "
         "different learning rates, or clip_grad_norm() with different norms or on some ranks alone, so the "
@@ -383,13 +160,6 @@ const Parameter* ShardRuntime::reached_by_backward(const UpdateSet* set) const {
     for (const Parameter& p : g->params())
       if (g->touched(p.index_in_group()) && (set == nullptr || set->holds(p))) return &p;
   return nullptr;
-}
-
-bool ShardRuntime::comparison_due() {
-  // steps_ counts weight changes and resets, so all ranks decide the same without communication.
-  if (steps_ / 64 == compared_ / 64) return false;
-  compared_ = steps_;
-  return true;
 }
 
 void ShardRuntime::set_skip(const Tensor& skip) {
@@ -508,8 +278,6 @@ void ShardRuntime::recovered() {
         "{}: recovered() inside the forward or backward of a unit; let the exception leave the model first",
         device_.label()));
   changing_ = nullptr;
-  // Ranks may have noted different values before the failure.
-  alike_ = 0;
   held_ = context_->reduced = {};
   for (auto& u : units_) u->recovered();
   for (auto& b : buckets_) b->recovered();
@@ -517,15 +285,12 @@ void ShardRuntime::recovered() {
   context_->gradients.forget_events();
   context_->order.forget();  // not every rank may have ended the forward that recorded it
   begin_step(nullptr);
-  compared_ = ~uint64_t{0};  // the next comparison is due at once
-  steps_ = 0;                // the ranks may have come to different points of the host's order
-  updates_->require_equal(*check_comm_, *check_, check_buffer_, device_.label());
+  steps_ = 0;  // the ranks may have come to different points of the host's order
+  comparison_->recovered(*updates_);
 }
 
 void ShardRuntime::weights_replaced() {
-  mesh_.world()->reset_digest();
-  alike_ = 0;
-  *ranks_apart_ = false;
+  comparison_->replaced();
   // The caller has written all weights on all ranks, so a cut off update has no effect any more.
   context_->torn = false;
 }

@@ -3,10 +3,8 @@
 
 #include <atomic>
 #include <exception>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <sherd/fsdp/model_plan.h>
@@ -14,12 +12,11 @@
 #include <sherd/fsdp/unit.h>
 #include <sherd/fsdp/update_set.h>
 #include <sherd/fsdp/wrap.h>
-#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 
 class Bucket;
-struct UnitClaim;
+class RankComparison;
 struct UnitContext;
 class UpdateCount;
 class WeightsChange;
@@ -100,16 +97,16 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   void require_equal(uint64_t value, const std::string& otherwise);
   /// Adds a value to served(): one that all ranks should share and no collective compares at once, such as a
   /// learning rate.
-  void note_alike(uint64_t value) { alike_ = hash64(alike_ ^ value, {}); }
+  void note_alike(uint64_t value);
   /// Returns a digest of the purposes of this rank's collectives and of the values of note_alike(), for the
   /// next all-reduce that includes it.
-  uint64_t served() const { return hash64(mesh_.world()->digest() ^ alike_, {}); }
+  uint64_t served() const;
   /// Returns whether this step should compare served() although none of its all-reduces spans all ranks. True
   /// in every 64th step, so that diverged ranks are detected without a collective in each step.
   bool comparison_due();
   /// Set by the device when an all-reduce has shown that the ranks' collectives served different purposes.
   /// Shared with the operations that compare.
-  const std::shared_ptr<std::atomic<bool>>& ranks_apart() const { return ranks_apart_; }
+  const std::shared_ptr<std::atomic<bool>>& ranks_apart() const;
 
   /// Checks that the last microbatch's backward of the root has ended since the latest WeightsChange and has
   /// reached parameters of `set` (null: any). Completes gradients that only waited for recorded forwards which have been
@@ -170,18 +167,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// Records that an exception ended an update and a part of the weights has changed.
   void weights_torn() noexcept;
 
-  /// Makes the unit of a claim, with its groups built as planned. Collective: makes the communicators of its
-  /// mesh.
-  /// @param number its position in units()
-  std::shared_ptr<Unit> make_unit(const UnitClaim& claim, const UnitPlan& plan, int number);
-  /// Makes the buckets, as planned. Collective likewise.
-  void make_buckets(const std::vector<UnitClaim>& claims);
-  GroupComms comms_of(const DeviceMesh& mesh, const ShardAxes& axes);
-  void make_slots();
-  /// Allocates slots, staging and the buffers of groups.
-  void allocate();
-  void initialise();
-  void check_fingerprints();
+  /// Makes plan, units, buckets and memory, and fills the shards (detail/builder.cpp). Collective.
+  class Builder;
+  void build(ModuleBase& root);
   /// Completes the root's last backward: every trainable parameter has its gradient, and every unit reduces.
   bool complete_backward();
   /// Runs one backward of the unit without gradients of its own.
@@ -206,9 +194,6 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   DeviceMesh mesh_;
   FullyShardOptions options_;
   RootOptions root_options_;
-  // Keys: the communicators of the shard group and of the replicas (null: none).
-  std::map<std::pair<const Communicator*, const Communicator*>, GroupComms> comms_;
-  std::shared_ptr<Communicator> alone_;  // a group of one, for ignored parameters
   ModelPlan plan_;
   std::vector<std::shared_ptr<Unit>> units_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
@@ -216,21 +201,14 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   std::unique_ptr<BufferSet> buffers_;  // of slots, staging and groups
   int exceptions_before_ = std::uncaught_exceptions();
 
-  uint64_t compared_ = 0;                 // steps_ when served() was last found due
   uint64_t steps_ = 0;                    // counts changes of weights and reset_step() since recovered()
   std::unique_ptr<UpdateCount> updates_;  // for recovered()
   WeightsChange* changing_ = nullptr;     // the open one
   std::shared_ptr<UpdateSets> sets_;      // of the optimizers, which may outlive this
 
   Tensor skip_;
-  uint64_t alike_ = 0;
-  std::shared_ptr<std::atomic<bool>> ranks_apart_ = std::make_shared<std::atomic<bool>>(false);
   Event held_;
-  // Comparisons between ranks have their own stream and communicator. They do not queue behind operations
-  // that may wait for a diverged rank.
-  std::shared_ptr<Communicator> check_comm_;
-  Tensor check_buffer_;
-  std::unique_ptr<Stream> check_;
+  std::unique_ptr<RankComparison> comparison_;
   std::unique_ptr<UnitContext> context_;  // last: its streams finish before the buffers are freed
 };
 
