@@ -46,18 +46,6 @@ struct LargestRule : MatrixRule {
 };
 
 /// Muon with these options of whole matrices.
-inline MuonOptions muon_of(const MomentumOptions& o) {
-  return {.momentum = o.momentum,
-          .nesterov = o.nesterov,
-          .decay = o.decay,
-          .mode = o.mode,
-          .allow_inexact = o.allow_inexact,
-          .tensor = o.tensor,
-          .payload = o.payload,
-          .transient_bytes = o.transient_bytes,
-          .costs = o.costs};
-}
-
 struct MatrixRuleRow {
   const char* name;
   UpdateRuleFactory (*factory)(const MomentumOptions&);
@@ -66,21 +54,21 @@ struct MatrixRuleRow {
 };
 
 inline const MatrixRuleRow kMatrixRules[] = {
-    {"Muon", [](const MomentumOptions& o) { return Muon::factory(muon_of(o)); }},
+    {"Muon", [](const MomentumOptions& o) { return Muon::factory({.whole = o}); }},
     {"MuonGramForm",
      [](const MomentumOptions& o) {
-       MuonOptions muon = muon_of(o);
+       MuonOptions muon{.whole = o};
        muon.orthogonalize.form = IterationForm::gram;
        return Muon::factory(muon);
      }},
     {"MuonFraction",
      [](const MomentumOptions& o) {
-       MuonOptions muon = muon_of(o);
+       MuonOptions muon{.whole = o};
        muon.fraction = 0.25;
        muon.whole.allow_inexact = true;  // gram entries need all rows: none is made
        return Muon::factory(muon);
      }},
-    {"NorMuon", [](const MomentumOptions& o) { return NorMuon::factory({.muon = muon_of(o)}); },
+    {"NorMuon", [](const MomentumOptions& o) { return NorMuon::factory({.muon = {.whole = o}}); },
      /*has_state=*/false, /*sums_rows=*/true},
     {"Soap", [](const MomentumOptions& o) { return Soap::factory({.whole = o}); }, /*has_state=*/true},
     {"OwnRule",

@@ -17,7 +17,7 @@ TEST(MuonFraction, IsTheRuleInDouble) {
   constexpr double kMomentum = 0.95;
   constexpr size_t kRows = 7, kCols = 7, kKept = 2;  // of "square": ceil(7 / 4)
   for (const bool nesterov : {false, true}) {
-    const UpdateRuleFactory rule = Muon::factory({.nesterov = nesterov, .fraction = 0.25});
+    const UpdateRuleFactory rule = Muon::factory({.whole = {.nesterov = nesterov}, .fraction = 0.25});
     Doubles momentum(kRows * kCols, 0), weight;
     for (int steps = 0; steps <= 6; ++steps) {
       // Every step begins with the weights that the run had before it.

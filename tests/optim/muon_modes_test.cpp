@@ -35,7 +35,7 @@ TEST(MuonModes, LocalEqualsOneRankWhereMatricesAreWhole) {
     EXPECT_EQ(r.world->counts().count("all_to_all_v"), 0u);
     EXPECT_EQ(r.world->counts().count("all_gather_v"), 0u);
   };
-  EXPECT_EQ(other_bits(trained(Muon::factory({.mode = MatrixMode::local}), run),
+  EXPECT_EQ(other_bits(trained(Muon::factory({.whole = {.mode = MatrixMode::local}}), run),
                        trained(Muon::factory({}), {.model = &pair})),
             "");
 }
@@ -66,13 +66,13 @@ TEST(MuonModes, GramAgreesToRounding) {
       for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::even_rows}) {
         const MatrixRun run{.ranks = ranks, .steps = 1, .shard = {.layout = layout}, .model = &tall};
         MuonOptions gram = muon;
-        gram.mode = MatrixMode::gram;
+        gram.whole.mode = MatrixMode::gram;
         // Gram matrices of at most 8 x 8 whose sums round in another order: a few ulp through five steps,
         // each of which multiplies errors by at most a = 3.4; 3.4^5 * 8 * 6e-8 is 2e-4 of a singular value
         // near zero, and far less of the norm.
         EXPECT_LE(largest_relative_difference(trained(Muon::factory(gram), run), one), 1e-5) << ranks;
         // Restarts and small messages make no difference beyond that.
-        gram.transient_bytes = 1;
+        gram.whole.transient_bytes = 1;
         if (form == IterationForm::gram) gram.orthogonalize.restarts = {2};
         EXPECT_LE(largest_relative_difference(trained(Muon::factory(gram), run), one), 1e-5) << ranks;
       }
@@ -83,7 +83,7 @@ TEST(MuonModes, GramAgreesToRounding) {
 TEST(MuonModes, ScaleAndDecayByName) {
   for (const MatrixDecay d :
        {MatrixDecay::decoupled, MatrixDecay::independent, MatrixDecay::l2, MatrixDecay::palm}) {
-    const UpdateRuleFactory muon = Muon::factory({.decay = d});
+    const UpdateRuleFactory muon = Muon::factory({.whole = {.decay = d}});
     EXPECT_EQ(other_bits(trained(muon, {.ranks = 4, .steps = 1}), trained(muon, {.steps = 1})), "")
         << name_of(d);
   }
@@ -117,7 +117,7 @@ TEST(MuonModes, InexactPlansUseGramWhereOneRankWouldTakeLonger) {
     EXPECT_EQ(entry.mode, PlanMode::gram);
     EXPECT_EQ(entry.owners.size(), 4u);
   };
-  EXPECT_LE(largest_relative_difference(trained(Muon::factory({.allow_inexact = true}), run),
+  EXPECT_LE(largest_relative_difference(trained(Muon::factory({.whole = {.allow_inexact = true}}), run),
                                         trained(Muon::factory({}), {.steps = 1, .model = &tall})),
             1e-5);
 }
@@ -128,15 +128,15 @@ TEST(MuonModes, OptionsThatNeedWholeMatricesRefuseTheOthers) {
   };
   MuonOptions o;
   o.orthogonalize.method = Orthogonalizer::svd;
-  o.tensor = MatrixTensorMode::distributed;
+  o.whole.tensor = MatrixTensorMode::distributed;
   EXPECT_THROW(train(o, 2), Error);
-  o.tensor = MatrixTensorMode::duplicated;
-  o.mode = MatrixMode::gram;
+  o.whole.tensor = MatrixTensorMode::duplicated;
+  o.whole.mode = MatrixMode::gram;
   EXPECT_THROW(train(o, 2), Error);
-  o.mode = MatrixMode::automatic;
-  o.allow_inexact = true;
+  o.whole.mode = MatrixMode::automatic;
+  o.whole.allow_inexact = true;
   EXPECT_EQ(other_bits(train(o, 2), train(o, 1)), "");
-  o.momentum = 1;
+  o.whole.momentum = 1;
   EXPECT_THROW(train(o, 2), Error);
 }
 
@@ -157,7 +157,7 @@ TEST(MuonModes, TransientBytesAreBounded) {
         if (line.name.starts_with("muon")) mine += line.peak_bytes;
       most = std::max(most, mine);
     };
-    (void)trained(Muon::factory({.mode = mode, .transient_bytes = transient}), run);
+    (void)trained(Muon::factory({.whole = {.mode = mode, .transient_bytes = transient}}), run);
     return most;
   };
   // Memory comes in multiples of 512 bytes, so that every one of the ten buffers may take that much more.
@@ -220,7 +220,7 @@ TEST(MuonModes, ScaleIsThatOfTheWholeMatrixThatTensorParallelismCuts) {
 
 TEST(MuonModes, ImpossibleModesAreRefusedOnEveryRank) {
   EXPECT_THAT(
-      message_of<Error>([] { (void)trained(Muon::factory({.mode = MatrixMode::gram}), {.ranks = 4}); }),
+      message_of<Error>([] { (void)trained(Muon::factory({.whole = {.mode = MatrixMode::gram}}), {.ranks = 4}); }),
       HasSubstr("wide 3 x 20"));
 }
 

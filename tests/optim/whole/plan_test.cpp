@@ -14,6 +14,11 @@
 namespace sherd {
 namespace {
 
+MatrixPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas,
+                     const MomentumOptions& options) {
+  return sherd::make_plan(matrices, cells, replicas, MuonRule(), options);
+}
+
 struct Spec {
   std::string name;
   Shape shape;
