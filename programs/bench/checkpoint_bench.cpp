@@ -143,7 +143,7 @@ train_gpt::TrainConfig config_of(const CheckpointBench& b, const Kind& kind, con
   c.ranks = b.step_ranks;
   c.dim = 256;
   c.batch = 16;
-  c.optimizer = "muon";
+  c.optimizer = train_gpt::OptimizerWord::muon;
   c.steps = b.steps;
   c.quiet = true;
   if (kind.save) c.save = (folder / kind.name).string();

@@ -182,8 +182,8 @@ void whole_steps(const MuonBench& b) {
   kinds[2].name = "muon, gram";
   for (auto& k : kinds) {
     k.config.ranks = b.step_ranks;
-    k.config.device = b.device;
-    k.config.symmetric_products = b.symmetric_products;
+    k.config.device = parse_device_kind(b.device);
+    k.config.symmetric_products = parse_symmetric_products(b.symmetric_products);
     k.config.dim = b.dim;
     k.config.layers = b.layers;
     k.config.heads = std::max(1, b.dim / 64);
@@ -191,8 +191,8 @@ void whole_steps(const MuonBench& b) {
     k.config.batch = b.tokens / kSeq;
     k.config.steps = 1 + b.step_rounds;
   }
-  kinds[1].config.optimizer = kinds[2].config.optimizer = "muon";
-  kinds[2].config.ns_form = "gram";
+  kinds[1].config.optimizer = kinds[2].config.optimizer = train_gpt::OptimizerWord::muon;
+  kinds[2].config.ns_form = IterationForm::gram;
   const auto data = sherd::ByteData::load(kinds[0].config.data);
   const auto windows = std::make_shared<const sherd::TokenWindows>(data, kSeq);
   launch(b.step_ranks, launch_options(b), [&](RankContext& rank) {

@@ -102,7 +102,7 @@ SoapLeast measure_shape(Device& device, const SoapBench& b, int64_t m, int64_t n
 void measure_phase(const SoapBench& b, const SoapLeast& least) {
   constexpr int kWarmUp = 2;  // the first step computes eigenvectors
   train_gpt::TrainConfig config;
-  config.optimizer = "soap";
+  config.optimizer = train_gpt::OptimizerWord::soap;
   config.dim = b.dim;
   config.layers = b.layers;
   config.heads = 1;

@@ -92,7 +92,7 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
   if (!report.left_out.empty()) warn("state that was left out: " + list(report.left_out));
   for (const std::string& line : trainer.differences()) warn(line);
   if (!out.inherited.empty()) out.say("settings from the checkpoint: {}\n", list(out.inherited));
-  if (config.resume_parts == "model") {
+  if (config.resume_parts == sherd::ResumeParts::model) {
     out.say("weights from {}\n\n", from);
     return;
   }
@@ -253,7 +253,7 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
   const TrainConfig& config = inputs.config;
   const std::shared_ptr<const sherd::TokenWindows>& windows = inputs.windows;
   doing = "comparing the ranks' programs, flags and files";
-  if (config.comm != "local")
+  if (config.comm != sherd::BackendKind::local)
     for (const std::string& line : compare_programs(rank, ProgramFacts::of(rank, config)))
       if (out) warn(line);
   check_same_inputs(rank, inputs);
@@ -263,12 +263,11 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
   const bool has_metrics = as_rank_0_says(rank, config, !(config.metrics.empty() && config.log_dir.empty()));
   if (config.trains() && has_metrics) {
     doing = "timing products of matrices";
-    const sherd::DType dtype = dtype_named(config.precision);
     const auto peak = sherd::dense_peak(*rank.world, rank.device->compute(), sherd::hardware_of(*rank.device),
-                                        dtype, config.tf32);
+                                        config.precision, config.tf32);
     if (out) out->dense_peak = peak;
     if (config.measure_peak) {
-      const double rate = sherd::gemm_ceiling(*rank.world, *rank.device, dtype);
+      const double rate = sherd::gemm_ceiling(*rank.world, *rank.device, config.precision);
       if (out) out->product_rate = rate;
     }
     doing = "building the model";

@@ -36,6 +36,7 @@
 #include <sherd/train/settings/config_file.h>
 
 #include "train_gpt/settings/optimizer_config.h"
+#include "train_gpt/settings/run_options.h"
 
 namespace libtorch_gpt {
 namespace {
@@ -60,7 +61,8 @@ class Trainer {
     {
       // libtorch has one random generator for all threads: each rank draws its weights from one of its own.
       const sherd::torch::ThreadGenerator random(config.seed);
-      model_ = Gpt(Shape{config.dim, config.layers, config.heads, config.seq, config.recompute == "blocks"});
+      model_ = Gpt(Shape{config.dim, config.layers, config.heads, config.seq,
+                         config.recompute == train_gpt::Recompute::blocks});
     }
     sherd::ModuleBase& root = sherd::torch::root_of(*model_);
     for (auto& [name, p] : root.named_parameters())  // q, k and v are matrices of their own
@@ -216,7 +218,8 @@ void run(const Config& config, const std::string& settings) {
         std::optional<sherd::torch::DeviceMemory> memory;  // so that figures and limits include activations
         if (rank.device->kind() == sherd::DeviceKind::cpu) memory.emplace(rank.device);
         sherd::TraceOutput trace(rank, trace_options(config));
-        if (windows && config.comm != "local") sherd::require_same_copies(*rank.world, windows->copies());
+        if (windows && config.comm != sherd::BackendKind::local)
+          sherd::require_same_copies(*rank.world, windows->copies());
         Trainer trainer(rank, config, windows);
         std::optional<sherd::MetricsWriter> metrics;
         if (rank.world->rank() == 0 && !config.metrics.empty())
@@ -261,10 +264,13 @@ int main_of(int argc, char** argv) {
     if (!given.config_file.empty()) problems.push_back("--config is train_gpt's; give flags");
     sherd::set_given(given, problems);
     // The processes of a job are its ranks.
-    if (config.comm != "local" && !given.has("ranks"))
+    if (config.comm != sherd::BackendKind::local && !given.has("ranks"))
       config.ranks = std::max<int64_t>(config.ranks, sherd::job_in_environment().processes);
-    sherd::check_values(groups, given, problems);
-    check(config, given, problems);
+    const auto bad = sherd::check_values(groups, given, problems);
+    train_gpt::TrainConfig checked = config;
+    if (!config.resume.empty()) checked.init_weights.clear();  // the checkpoint's weights replace them
+    train_gpt::check_rules(checked, bad, {given, [&](std::string_view name) { return given.has(name); }},
+                           problems);
     sherd::throw_problems(problems);
   } catch (const std::exception& e) {
     sherd::print_error("libtorch_gpt", e.what());

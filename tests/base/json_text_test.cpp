@@ -1,9 +1,6 @@
 // JSON that other programs wrote: limits, values in messages, and objects read with checks.
 #include <sherd/base/detail/json_text.h>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/detail/json_object.h>
 
 #include "support/message_of.h"
@@ -13,10 +10,6 @@ namespace sherd {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 std::string refusal(const std::string& text) {
   return message_of<JsonError>([&] { read_json(text); });

@@ -1,6 +1,4 @@
 // Buffers in checkpoints and exported weights, and loading models that have changed.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/resume.h>
@@ -8,6 +6,7 @@
 #include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/weights.h>
 
+#include "support/message_of.h"
 #include "support/toy_model.h"
 #include "temporary_folder.h"
 
@@ -15,10 +14,6 @@ namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 struct Kept : ModuleBase {
   explicit Kept(bool with_buffers = true, bool more = false) {

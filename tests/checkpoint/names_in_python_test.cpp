@@ -1,6 +1,4 @@
 // Names and shapes in files are those of Python's state_dict(): tied tensors under each name, scalars without dimensions.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <fmt/format.h>
 
@@ -12,6 +10,7 @@
 #include <sherd/checkpoint/weights.h>
 
 #include "support/make_checkpoint.h"
+#include "support/message_of.h"
 #include "support/toy_model.h"
 #include "temporary_folder.h"
 
@@ -19,11 +18,6 @@ namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::IsSupersetOf;
 
 // A table that is the head as well, a scalar parameter, and statistics that two modules share. `swapped`: the head comes first.

@@ -1,6 +1,4 @@
 // A model's state as host tensors: whole on one rank, whole on all, in pieces; and back, on other ranks, too.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <bit>
 #include <mutex>
@@ -9,17 +7,11 @@
 #include <sherd/checkpoint/state_dict.h>
 
 #include "support/filled_state.h"
+#include "support/message_of.h"
 #include "support/pieces.h"
 
 namespace sherd::test {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 constexpr DictKind kKinds[] = {DictKind::on_first, DictKind::on_all, DictKind::sharded};
 

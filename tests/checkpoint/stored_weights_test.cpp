@@ -1,5 +1,4 @@
 // Weights in other programs' files: every rank reads what it holds and no more, and what goes in comes out.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <nlohmann/json.hpp>
@@ -20,11 +19,6 @@ namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 // ---- what is read
 

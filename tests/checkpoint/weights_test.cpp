@@ -1,6 +1,4 @@
 // Weights go out whole, however a model was spread and whatever they are written as, and come back anywhere.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <cmath>
@@ -20,10 +18,6 @@ namespace sherd::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 const Spread kSpreads[] = {{},
                            {.tp = 2},

@@ -1,6 +1,4 @@
 // A folder of weights appears complete or not at all, whatever fails.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sherd/base/error.h>
 #include <sherd/checkpoint/detail/weights_writer.h>
@@ -13,8 +11,6 @@ namespace sherd {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 const std::vector<SafetensorsSpec> kTensors = {
     {"a", DType::f32, {3}}, {"none", DType::f32, {0}}, {"b", DType::bf16, {5}}, {"void", DType::f32, {2, 0}}};

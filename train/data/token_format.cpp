@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <sherd/base/detail/foreign_content.h>
-#include <sherd/base/enum_table.h>
 #include <sherd/base/error.h>
 #include <sherd/train/data/megatron_index.h>
 
@@ -19,7 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr EnumTable<TokenFormat, 5> kFormats{"auto", "u16", "u32", "llmc", "megatron"};
 constexpr int32_t kLlmcU16 = 20240520, kLlmcU32 = 20240801;
 constexpr int64_t kLlmcHeader = 256 * 4;
 
@@ -159,8 +157,6 @@ TokenFile opened(const fs::path& path, TokenFormat format) {
 }
 
 }  // namespace
-
-TokenFormat parse_token_format(std::string_view name) { return kFormats.parse("--token-format", name); }
 
 TokenFile open_token_file(const fs::path& path, TokenFormat format) {
   TokenFile file = opened(path, format);

@@ -14,9 +14,6 @@ namespace sherd {
 /// - automatic: megatron and llmc are known by their marks; others must be named.
 enum class TokenFormat { automatic, u16, u32, llmc, megatron };
 
-/// Parses auto, u16, u32, llmc, megatron. @throws InvalidArgument naming --token-format.
-[[nodiscard]] TokenFormat parse_token_format(std::string_view name);
-
 /// Maps the file; reads its header and, of megatron, the index.
 /// @throws IoError naming the file and what to do: no tokens, half a token at the end, a header that does not
 /// fit the file's size, an index that does not fit its .bin (see read_megatron_index()), an unrecognized

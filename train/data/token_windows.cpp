@@ -56,7 +56,6 @@ void require_windows(const TokenStream& tokens, int64_t windows, int64_t seq, bo
 
 }  // namespace
 
-TokenOrder parse_token_order(std::string_view name) { return kOrders.parse("--order", name); }
 const char* name_of(TokenOrder order) { return kOrders.name(order); }
 
 TokenWindows::TokenWindows(std::vector<SharedTokens> data, std::shared_ptr<const TokenStream> validation,

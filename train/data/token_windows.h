@@ -23,8 +23,6 @@ namespace sherd {
 /// - shuffled: each once per epoch n / V, in random order: a KeyedPermutation by seed and epoch.
 enum class TokenOrder : uint8_t { sequential, hashed, shuffled };
 
-/// @throws InvalidArgument naming --order.
-TokenOrder parse_token_order(std::string_view name);
 const char* name_of(TokenOrder order);
 
 struct TokenWindowsOptions {

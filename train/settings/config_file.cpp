@@ -84,7 +84,10 @@ void read_config_file(const std::string& path, google::protobuf::Message& messag
         continue;
       }
       std::visit(
-          [&](auto* value) { *value = get<std::remove_pointer_t<decltype(value)>>(message, described); },
+          [&](auto value) {
+            using T = std::remove_pointer_t<decltype(value)>;
+            if constexpr (!std::is_same_v<T, WordTarget>) *value = get<T>(message, described);
+          },
           field.target);
     }
   }

@@ -31,6 +31,12 @@ std::vector<std::string_view> allowed_words(const Field& field) {
   }
 }
 
+/// Whether the text is one of the field's words; true for a field without.
+bool is_allowed(const Field& field, std::string_view text) {
+  const auto words = allowed_words(field);
+  return words.empty() || std::find(words.begin(), words.end(), text) != words.end();
+}
+
 /// The word that this spelling stands for.
 std::string canonical(const Field& field, const std::string& text) {
   std::string_view rest = field.aliases;
@@ -100,11 +106,17 @@ bool parse_bytes(std::string_view text, int64_t& value) {
 }
 
 std::string bounds_of(const Field& field) {
+  if (field.above_low)
+    return fmt::format("must be greater than {:.15g} and at most {:.15g}", field.low, field.high);
+  if (field.below_high)
+    return fmt::format("must be less than {:.15g} and at least {:.15g}", field.high, field.low);
   return fmt::format("must be from {:.15g} to {:.15g}", field.low, field.high);
 }
 
 std::string check_bounds(const Field& field, double number) {
-  if (number >= field.low && number <= field.high) return "";  // false for a NaN
+  const bool excluded =
+      (field.above_low && number == field.low) || (field.below_high && number == field.high);
+  if (number >= field.low && number <= field.high && !excluded) return "";  // false for a NaN
   return std::isfinite(number) ? bounds_of(field) : bounds_of(field) + ", and finite";
 }
 
@@ -142,9 +154,14 @@ std::string flag_of(const Field& field) { return flag_of(field.name); }
 
 std::string set_from_text(const Field& field, const std::string& text) {
   return std::visit(
-      [&](auto* value) -> std::string {
+      [&](auto value) -> std::string {
         using T = std::remove_pointer_t<decltype(value)>;
-        if constexpr (std::is_same_v<T, std::string>) {
+        if constexpr (std::is_same_v<T, WordTarget>) {
+          const std::string word = canonical(field, text);
+          if (!is_allowed(field, word)) return fmt::format("must be one of {}", field.value);
+          value.set(value.value, word);
+          return "";
+        } else if constexpr (std::is_same_v<T, std::string>) {
           *value = canonical(field, text);
           return "";
         } else if constexpr (std::is_same_v<T, bool>) {
@@ -171,12 +188,10 @@ std::string set_from_text(const Field& field, const std::string& text) {
 
 std::string check_value(const Field& field) {
   return std::visit(
-      [&](const auto* value) -> std::string {
-        using T = std::decay_t<decltype(*value)>;
+      [&](auto value) -> std::string {
+        using T = std::remove_pointer_t<decltype(value)>;
         if constexpr (std::is_same_v<T, std::string>) {
-          const auto words = allowed_words(field);
-          if (words.empty() || std::find(words.begin(), words.end(), *value) != words.end()) return "";
-          return fmt::format("must be one of {}", field.value);
+          return is_allowed(field, *value) ? "" : fmt::format("must be one of {}", field.value);
         } else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>) {
           return check_bounds(field, static_cast<double>(*value));
         } else if constexpr (kIsOptional<T>) {
@@ -190,8 +205,11 @@ std::string check_value(const Field& field) {
 
 std::string show_value(const Field& field) {
   return std::visit(
-      [](const auto* value) -> std::string {
-        if constexpr (kIsOptional<std::decay_t<decltype(*value)>>)
+      [](auto value) -> std::string {
+        using T = std::remove_pointer_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, WordTarget>)
+          return std::string(value.word(value.value));
+        else if constexpr (kIsOptional<T>)
           return value->has_value() ? fmt::format("{}", **value) : "";
         else
           return fmt::format("{}", *value);
@@ -225,12 +243,15 @@ std::string config_text(std::span<const FieldGroup> groups) {
   for (const FieldGroup& group : groups)
     for (const Field& field : group.fields)
       std::visit(
-          [&](const auto* value) {
-            if constexpr (kIsOptional<std::decay_t<decltype(*value)>>)
+          [&](auto value) {
+            using T = std::remove_pointer_t<decltype(value)>;
+            if constexpr (std::is_same_v<T, WordTarget>)
+              json[field.name] = value.word(value.value);
+            else if constexpr (kIsOptional<T>)
               json[field.name] = value->has_value() ? nlohmann::ordered_json(**value) : nullptr;
             else
               json[field.name] = *value;
-            if constexpr (std::is_same_v<std::decay_t<decltype(*value)>, std::string>)
+            if constexpr (std::is_same_v<T, std::string>)
               if (!is_utf8(*value))
                 json[std::string(field.name) + kHexEnding] = fmt::format(
                     "{:02x}",

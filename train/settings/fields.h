@@ -13,11 +13,21 @@
 #include <variant>
 #include <vector>
 
+#include <sherd/base/enum_table.h>
+
 namespace sherd {
+
+/// Value whose words are those of an enumeration. Without a value an optional one has the word "auto".
+struct WordTarget {
+  void* value;
+  std::string_view (*word)(const void* value);
+  /// @pre `word` is one of the words.
+  void (*set)(void* value, std::string_view word);
+};
 
 struct Field {
   using Target = std::variant<std::string*, int64_t*, uint64_t*, double*, bool*, std::optional<double>*,
-                              std::optional<int64_t>*>;
+                              std::optional<int64_t>*, WordTarget>;
 
   /// "grad_accum"; the flag is "--grad-accum".
   const char* name;
@@ -35,6 +45,8 @@ struct Field {
   const char* aliases = "";
   /// Listed by --help; the others by --help-all alone. Without such fields --help lists all.
   bool first_day = false;
+  /// Exclude the bound itself.
+  bool above_low = false, below_high = false;
 };
 
 /// True if the value of a field is an optional number.
@@ -42,6 +54,25 @@ template <class T>
 inline constexpr bool kIsOptional = false;
 template <class T>
 inline constexpr bool kIsOptional<std::optional<T>> = true;
+
+/// Returns the target for an enumeration's value, or an optional one, with the words of the table.
+template <const auto& table, class T>
+WordTarget word_target(T& value) {
+  return {&value,
+          [](const void* at) -> std::string_view {
+            const T& stored = *static_cast<const T*>(at);
+            if constexpr (kIsOptional<T>)
+              return stored ? table.name(*stored) : "auto";
+            else
+              return table.name(stored);
+          },
+          [](void* at, std::string_view word) {
+            T& stored = *static_cast<T*>(at);
+            if constexpr (kIsOptional<T>)
+              if (word == "auto") return stored.reset();
+            stored = table.parse("word", word);
+          }};
+}
 
 /// Fields under one heading of --help.
 struct FieldGroup {

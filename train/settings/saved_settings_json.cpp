@@ -23,48 +23,48 @@ namespace {
 
 using nlohmann::json;
 
-/// Sets the field if the JSON value is of its type; returns whether it is.
-bool set_from_json(const Field& field, const json& saved) {
-  return std::visit(
-      [&](auto* value) {
-        using T = std::remove_pointer_t<decltype(value)>;
-        bool fits = false;
-        if constexpr (std::is_same_v<T, std::string>) {
-          fits = saved.is_string();
-        } else if constexpr (std::is_same_v<T, bool>) {
-          fits = saved.is_boolean();
-        } else if constexpr (std::is_same_v<T, uint64_t>) {
-          fits = saved.is_number_unsigned();
-        } else if constexpr (std::is_same_v<T, int64_t>) {
-          fits = saved.is_number_integer();
-        } else if constexpr (std::is_same_v<T, double>) {
-          fits = saved.is_number();
-        } else if (saved.is_null()) {  // an optional number
-          value->reset();
-          return true;
-        } else {
-          fits = std::is_same_v<T, std::optional<double>> ? saved.is_number() : saved.is_number_integer();
-        }
-        if constexpr (kIsOptional<T>) {
-          if (fits) *value = saved.get<typename T::value_type>();
-        } else {
-          if (fits) *value = saved.get<T>();
-        }
-        return fits;
-      },
-      field.target);
+/// Sets the value if the JSON value is of its type; returns whether it is.
+template <class T>
+bool set_from_json(T* value, const json& saved) {
+  bool fits = false;
+  if constexpr (std::is_same_v<T, std::string>) {
+    fits = saved.is_string();
+  } else if constexpr (std::is_same_v<T, bool>) {
+    fits = saved.is_boolean();
+  } else if constexpr (std::is_same_v<T, uint64_t>) {
+    fits = saved.is_number_unsigned();
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    fits = saved.is_number_integer();
+  } else if constexpr (std::is_same_v<T, double>) {
+    fits = saved.is_number();
+  } else if (saved.is_null()) {  // an optional number
+    value->reset();
+    return true;
+  } else {
+    fits = std::is_same_v<T, std::optional<double>> ? saved.is_number() : saved.is_number_integer();
+  }
+  if constexpr (kIsOptional<T>) {
+    if (fits) *value = saved.get<typename T::value_type>();
+  } else {
+    if (fits) *value = saved.get<T>();
+  }
+  return fits;
 }
 
 /// Same as set_from_json(), within the field's words and bounds. Otherwise returns the problem and leaves the
 /// field unchanged.
 std::string take(const Field& field, const json& saved) {
   return std::visit(
-      [&](auto* value) -> std::string {
-        const auto before = *value;
-        if (!set_from_json(field, saved)) return "the value is unknown";
-        std::string wrong = check_value(field);
-        if (!wrong.empty()) *value = before;
-        return wrong;
+      [&](auto value) -> std::string {
+        if constexpr (std::is_same_v<decltype(value), WordTarget>) {
+          return saved.is_string() ? set_from_text(field, saved.get<std::string>()) : "the value is unknown";
+        } else {
+          const auto before = *value;
+          if (!set_from_json(value, saved)) return "the value is unknown";
+          std::string wrong = check_value(field);
+          if (!wrong.empty()) *value = before;
+          return wrong;
+        }
       },
       field.target);
 }

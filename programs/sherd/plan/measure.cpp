@@ -20,9 +20,9 @@ using Seconds = std::map<std::string, double, std::less<>>;
 constexpr int kSteps = 4;
 
 /// Models whose steps are measured: large enough that operations take longer than their start.
-std::vector<train_gpt::TrainConfig> samples_of(const train_gpt::TrainConfig& run, const char* precision) {
+std::vector<train_gpt::TrainConfig> samples_of(const train_gpt::TrainConfig& run, DType precision) {
   std::vector<train_gpt::TrainConfig> all;
-  for (const char* optimizer : {"adamw", "muon"}) {
+  for (const auto optimizer : {train_gpt::OptimizerWord::adamw, train_gpt::OptimizerWord::muon}) {
     train_gpt::TrainConfig c = run;
     c.dim = 256;
     c.heads = 4;
@@ -59,7 +59,7 @@ void add_planned(const train_gpt::TrainConfig& c, const HardwareProfile& hardwar
       seconds[e.what.name] += kSteps * seconds_of(e.work, hardware);
 }
 
-OperationFactors measure_factors(const train_gpt::TrainConfig& run, const char* precision,
+OperationFactors measure_factors(const train_gpt::TrainConfig& run, DType precision,
                                  const HardwareProfile& hardware) {
   Seconds measured, planned;
   for (const train_gpt::TrainConfig& c : samples_of(run, precision)) {
@@ -81,8 +81,8 @@ HardwareProfile measure_machine(const train_gpt::TrainConfig& config) {
     HardwareProfile measured = measure_hardware(rank);
     if (rank.world->rank() == 0) profile = std::move(measured);
   });
-  profile.factors_16 = measure_factors(config, "bf16", profile);
-  profile.factors_32 = measure_factors(config, "fp32", profile);
+  profile.factors_16 = measure_factors(config, DType::bf16, profile);
+  profile.factors_32 = measure_factors(config, DType::f32, profile);
   return profile;
 }
 

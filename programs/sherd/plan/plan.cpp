@@ -20,13 +20,14 @@ using train_gpt::Forecast;
 constexpr int64_t kAll = 8;
 
 train_gpt::ForecastOptions options_of(const PlanRequest& r) {
-  const bool gpu = r.config.device == "cuda";
+  const bool gpu = r.config.device == DeviceKind::cuda;
   train_gpt::ForecastOptions options{.ranks_per_host = r.hardware.ranks_per_host};
   options.device.total_memory = gpu ? r.hardware.memory_bytes : 0;
   options.device.communicator_bytes = gpu ? r.hardware.communicator_bytes : 0;
   options.device.threads = std::max(1, static_cast<int>(r.config.threads));
   // Scratch memory of the kernels of GPUs is not known here.
-  options.device.kernels = gpu || r.config.kernels == "reference" ? KernelSet::reference : KernelSet::cpu;
+  options.device.kernels =
+      gpu || r.config.kernels == KernelSet::reference ? KernelSet::reference : KernelSet::cpu;
   if (r.listed)
     options.build = [listed = r.listed](const train_gpt::TrainConfig&, const nn::TensorParallel&,
                                         const nn::ExpertParallel&) { return listed_model(*listed); };
@@ -55,7 +56,7 @@ int64_t rows_of(const train_gpt::TrainConfig& c) { return c.batch / (c.data_rank
 ContextPlan context_of(const PlanRequest& r) {
   return {.ranks = r.context,
           .part = r.config.seq,
-          .kv_bytes = rows_of(r.config) * r.kv_width * size_of(train_gpt::dtype_named(r.config.precision)),
+          .kv_bytes = rows_of(r.config) * r.kv_width * size_of(r.config.precision),
           .ranks_per_host = r.hardware.ranks_per_host};
 }
 
@@ -95,9 +96,9 @@ std::set<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks w
 
 /// Bytes that a stage keeps of a microbatch between its forward and its backward: with recomputation the blocks' inputs.
 int64_t kept_activations(const train_gpt::TrainConfig& stage, const RankForecast& rank) {
-  if (stage.recompute != "blocks") return rank.by_class.at("activation");
+  if (stage.recompute != train_gpt::Recompute::blocks) return rank.by_class.at("activation");
   const int64_t rows = rows_of(stage) / (stage.sequence_parallel ? stage.tp : 1);
-  return stage.layers * rows * stage.dim * size_of(train_gpt::dtype_named(stage.precision));
+  return stage.layers * rows * stage.dim * size_of(stage.precision);
 }
 
 /// A pipeline's stages work on microbatches one behind the other (1F1B; Narayanan et al., 2021): the first ones
@@ -139,7 +140,7 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
   plan.tokens_per_s = tokens / plan.time.total;
   plan.flops_per_s =
       plan.tokens_per_s * plan.flops_per_token / static_cast<double>(r.config.ranks * r.pipeline);
-  if (const auto peak = r.hardware.dense_peak(train_gpt::dtype_named(r.config.precision), r.config.tf32))
+  if (const auto peak = r.hardware.dense_peak(r.config.precision, r.config.tf32))
     plan.mfu = plan.flops_per_s / *peak;
   const RankForecast& most = plan.most_loaded();
   plan.fits = most.peak_bytes + most.by_class.at("slack") <= r.hardware.memory_bytes;

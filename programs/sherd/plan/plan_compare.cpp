@@ -17,8 +17,10 @@
 namespace sherd::tools {
 namespace {
 
+using train_gpt::LayoutWord;
+
 struct MuonChoice {
-  const char* mode;
+  MatrixMode mode;
   bool inexact;
 };
 
@@ -47,12 +49,15 @@ std::string reason(const Candidate& first, const Candidate& c) {
 }
 
 std::vector<PlanRequest> requests_of(const PlanRequest& base) {
-  const bool muon = base.config.optimizer == "muon";
+  const bool muon = base.config.optimizer == train_gpt::OptimizerWord::muon;
   std::vector<PlanRequest> all;
-  for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"})
-    for (const char* layout : {"ragged", "even_rows", "whole_param"})
-      for (const MuonChoice m : {MuonChoice{"owner", false}, {"auto", true}, {"gather", false}}) {
-        if (!muon && m.mode != std::string_view("owner")) continue;
+  for (const Strategy strategy :
+       {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params})
+    for (const LayoutWord layout : {LayoutWord::ragged, LayoutWord::even_rows, LayoutWord::whole_param})
+      for (const MuonChoice m : {MuonChoice{MatrixMode::owner, false},
+                                 {MatrixMode::automatic, true},
+                                 {MatrixMode::gather, false}}) {
+        if (!muon && m.mode != MatrixMode::owner) continue;
         PlanRequest r = base;
         r.config.strategy = strategy;
         r.config.layout = layout;
@@ -80,7 +85,7 @@ Plan plan_or_too_large(const PlanRequest& r) {
 /// Returns the plan without the optimizer's memory and work, if that alone does not fit. Muon's plan over many matrices
 /// and ranks takes seconds; this one does not depend on Muon's mode.
 std::optional<Plan> plan_without_optimizer(PlanRequest r) {
-  r.config.optimizer = "adamw";
+  r.config.optimizer = train_gpt::OptimizerWord::adamw;
   Plan plan = plan_or_too_large(r);
   if (plan.time.total == 0) return plan;
   for (RankForecast& rank : plan.ranks) rank.peak_bytes -= std::exchange(rank.by_class["optimizer"], 0);
@@ -94,18 +99,18 @@ std::optional<Plan> plan_without_optimizer(PlanRequest r) {
 
 /// A mode that sums Gram matrices is called gram.
 std::string mode_of(const train_gpt::TrainConfig& c) {
-  if (c.optimizer != "muon") return "-";
-  return c.muon_allow_inexact ? "gram" : c.muon_mode;
+  if (c.optimizer != train_gpt::OptimizerWord::muon) return "-";
+  return c.muon_allow_inexact ? "gram" : name_of(c.muon_mode);
 }
 
 }  // namespace
 
 std::vector<Candidate> compare_plans(const PlanRequest& base) {
   std::vector<Candidate> all;
-  std::map<std::pair<std::string, std::string>, std::optional<Plan>> too_large;  // by strategy and layout
+  std::map<std::pair<Strategy, LayoutWord>, std::optional<Plan>> too_large;  // by strategy and layout
   for (PlanRequest& r : requests_of(base)) {
     std::optional<Plan> plan;
-    if (r.config.optimizer != "adamw") {
+    if (r.config.optimizer != train_gpt::OptimizerWord::adamw) {
       const auto [it, added] = too_large.try_emplace({r.config.strategy, r.config.layout});
       if (added) it->second = plan_without_optimizer(r);
       plan = it->second;
@@ -125,8 +130,8 @@ std::string candidates_table(const std::vector<Candidate>& candidates) {
   std::string text = fmt::format("  {:<20}{:<13}{:<8}{:>12} {:>14}  {}\n", "strategy", "layout", "muon",
                                  "memory", "step", "why");
   for (const Candidate& c : candidates)
-    text += fmt::format("  {:<20}{:<13}{:<8}{:>12} {:>11.1f} ms  {}\n", c.request.config.strategy,
-                        c.request.config.layout, mode_of(c.request.config), bytes_text(held(c.plan)),
+    text += fmt::format("  {:<20}{:<13}{:<8}{:>12} {:>11.1f} ms  {}\n", name_of(c.request.config.strategy),
+                        word_of(c.request.config.layout), mode_of(c.request.config), bytes_text(held(c.plan)),
                         c.plan.time.total * 1e3, c.why);
   return text;
 }

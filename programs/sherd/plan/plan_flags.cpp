@@ -239,7 +239,7 @@ PlanRequest parse_plan(const PlanFlags& flags) {
     take_listed(r, run, flags);
   else
     take_model(r, model, run, flags);
-  if (gpu) r.config.device = "cuda";
+  if (gpu) r.config.device = DeviceKind::cuda;
   if (gpu)
     r.notes.push_back("scratch memory of GPU kernels and libraries, and a CUDA context, are not counted");
   if (r.config.experts > 0) r.notes.push_back("experts get equal shares of the rows");

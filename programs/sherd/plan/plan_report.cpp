@@ -18,10 +18,12 @@ std::string heading(const PlanRequest& r, const Plan& p) {
   std::string text = fmt::format(
       "{} parameters, {} active; {:.2f} GFLOP per token\n{} ranks of {}; {}{}{}; layout {}; {}; {} {}\n",
       p.parameters, p.active_parameters, p.flops_per_token / 1e9, c.ranks * r.pipeline, r.hardware.name,
-      c.strategy, c.replicas > 1 ? fmt::format(", {} replicas, outer {}", c.replicas, c.outer) : "",
+      name_of(c.strategy),
+      c.replicas > 1 ? fmt::format(", {} replicas, outer {}", c.replicas, name_of(c.outer)) : "",
       (r.pipeline > 1 ? fmt::format(", {} stages", r.pipeline) : "") +
           (r.context > 1 ? fmt::format(", sequences on {} ranks", r.context) : ""),
-      c.layout, c.precision, c.optimizer, c.optimizer == "muon" ? c.muon_mode : "");
+      word_of(c.layout), train_gpt::word_of(c.precision), word_of(c.optimizer),
+      c.optimizer == train_gpt::OptimizerWord::muon ? name_of(c.muon_mode) : "");
   return text + fmt::format("{} sequences of {} tokens per step, {} microbatch{}\n\n", r.sequences(),
                             r.tokens_of_sequence(), c.grad_accum, c.grad_accum == 1 ? "" : "es");
 }
@@ -65,9 +67,11 @@ ordered_json plan_json(const PlanRequest& r, const Plan& p) {
   return {{"parameters", p.parameters},
           {"active_parameters", p.active_parameters},
           {"flops_per_token", p.flops_per_token},
-          {"strategy", r.config.strategy},
-          {"layout", r.config.layout},
-          {"muon_mode", r.config.optimizer == "muon" ? ordered_json(r.config.muon_mode) : ordered_json()},
+          {"strategy", name_of(r.config.strategy)},
+          {"layout", word_of(r.config.layout)},
+          {"muon_mode", r.config.optimizer == train_gpt::OptimizerWord::muon
+                            ? ordered_json(name_of(r.config.muon_mode))
+                            : ordered_json()},
           {"ranks", std::move(ranks)},
           {"collectives", std::move(collectives)},
           {"newton_schulz_flops", p.most_loaded().newton_schulz_flops},

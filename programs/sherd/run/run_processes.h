@@ -35,5 +35,7 @@ std::vector<pid_t> descendants();
 /// Kills (SIGKILL) and waits for all processes below this one; stopped ones, too. @returns whether none is
 /// left after `longest` (a process that the system cannot end, as on a file system that hangs).
 bool end_descendants(std::chrono::milliseconds longest);
+/// Time in which a busy system ends killed processes.
+inline constexpr std::chrono::milliseconds kSystemEnds{20'000};
 
 }  // namespace sherd::tools

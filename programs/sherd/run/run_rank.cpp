@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr int kNotStarted = 127, kBySignal = 128;
-constexpr milliseconds kTermToKill{2'000}, kKillAgain{100}, kSystemEnds{20'000};
+constexpr milliseconds kTermToKill{2'000}, kKillAgain{100};
 
 // What the keeper and its parent take. SIGPIPE is never taken: a write fails instead.
 sigset_t taken() {

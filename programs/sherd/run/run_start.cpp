@@ -32,7 +32,6 @@ constexpr milliseconds kLauncherEnds{3'000};
 constexpr milliseconds kLauncherEndsItself{60'000};
 // This process was stopped itself, or got no CPU, when it sleeps for so much longer than it wanted to.
 constexpr milliseconds kOverslept{2'000};
-constexpr milliseconds kSystemEnds{20'000};
 constexpr milliseconds kShortestGrace{2'000};
 constexpr size_t kMaxWords = 300;
 

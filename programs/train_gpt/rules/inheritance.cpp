@@ -49,7 +49,7 @@ Inherited inherit(TrainConfig& config, const std::function<bool(std::string_view
           config.resume, config.resume, config.resume));
     return {};
   }
-  const bool weights_alone = config.resume_parts == "model";
+  const bool weights_alone = config.resume_parts == sherd::ResumeParts::model;
   std::vector<std::string_view> names = inherited_settings(weights_alone);
   std::erase_if(names, given);
   std::erase_if(names, [&](std::string_view name) {
@@ -57,7 +57,7 @@ Inherited inherit(TrainConfig& config, const std::function<bool(std::string_view
     return std::any_of(others.begin(), others.end(), [&](const std::string& other) { return given(other); });
   });
   // The optimizer alone brings no weights.
-  if (config.resume_parts == "optimizer") std::erase(names, "from_scratch");
+  if (config.resume_parts == sherd::ResumeParts::optimizer) std::erase(names, "from_scratch");
   Inherited inherited{.names = sherd::take_saved_settings(saved, fields_of(config), names, problems),
                       .flags = {},
                       .model = saved_model(saved)};

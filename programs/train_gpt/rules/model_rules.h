@@ -1,12 +1,8 @@
 // Rules between --model and other flags that depend on the model's description.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "train_gpt/model/model_source.h"
+#include "train_gpt/settings/setting_rules.h"
 #include "train_gpt/settings/train_config.h"
 
 namespace train_gpt {
@@ -14,7 +10,7 @@ namespace train_gpt {
 /// Appends a line for each rule that is broken: --seq within the model's positions, --tp with its sizes,
 /// --prompt-tokens with its vocabulary, and where its first weights come from. Values outside their own
 /// bounds are left to others.
-void check_model(const TrainConfig& config, const ModelSource& source, std::vector<std::string>& problems);
+void check_model(const TrainConfig& config, const ModelSource& source, const RuleCheck& rules);
 
 /// Returns "1,15,7" as numbers. @throws sherd::InvalidArgument naming --prompt-tokens for parts that are not
 /// numbers, or outside of the vocabulary.

@@ -20,7 +20,6 @@
 #include "train_gpt/model/saved_model.h"
 #include "train_gpt/rules/config_rules.h"
 #include "train_gpt/rules/inheritance.h"
-#include "train_gpt/rules/model_rules.h"
 #include "train_gpt/settings/launch_flags.h"
 #include "train_gpt/settings/settings.h"
 
@@ -43,14 +42,14 @@ std::string help_with_defaults(bool all) {
 /// Replaces --comm auto by its choice.
 void choose_comm(CommandLine& line, std::vector<std::string>& problems) {
   TrainConfig& c = line.config;
-  if (c.comm != "auto") return;
+  if (c.comm) return;
   try {
     TrainConfig undecided = c;
     undecided.comm = TrainConfig().comm;
     const auto situation = sherd::BackendSituation::of(launch_options(undecided));
     const sherd::BackendChoice choice = sherd::choose_backend(situation);
-    c.comm = sherd::name_of(choice.backend);
-    line.comm_choice = with_flags(fmt::format("comm: {}, because {}", c.comm, choice.reason));
+    c.comm = choice.backend;
+    line.comm_choice = with_flags(fmt::format("comm: {}, because {}", word_of(*c.comm), choice.reason));
   } catch (const sherd::Error& e) {
     problems.push_back(with_flags(e.what()));
   }
@@ -58,7 +57,8 @@ void choose_comm(CommandLine& line, std::vector<std::string>& problems) {
 
 /// Processes of a job that NCCL or MPI joins are its ranks. Without --ranks the run has all of them.
 void take_ranks_of_job(TrainConfig& c, const sherd::GivenFlags& given) {
-  if (given.has("ranks") || c.ranks != TrainConfig().ranks || c.comm == "local" || c.bootstrap != "env")
+  if (given.has("ranks") || c.ranks != TrainConfig().ranks || c.comm == sherd::BackendKind::local ||
+      c.bootstrap != sherd::Bootstrap::env)
     return;
   if (const int processes = sherd::job_in_environment().processes; processes > 0) c.ranks = processes;
 }
@@ -80,11 +80,13 @@ void take_sizes_in_bounds(TrainConfig& c, const ModelSource& source, bool balanc
       fmt::format("'{}': {}; take a smaller model", source.config.source, fmt::join(wrong, "; ")));
 }
 
-/// Sizes of --model's own, before anything is checked against them.
-void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool model_given,
-                bool balance_given, std::vector<std::string>& problems) {
+/// Takes sizes of --model's own, before anything is checked against them. Returns the model; none without or where it is
+/// refused.
+std::optional<ModelSource> take_model(CommandLine& line, const std::optional<SavedModel>& saved,
+                                      bool model_given, bool balance_given,
+                                      std::vector<std::string>& problems) {
   TrainConfig& c = line.config;
-  if (c.model.empty()) return;
+  if (c.model.empty()) return std::nullopt;
   try {
     choose_model_text(c, saved, model_given, line.notes);
     const ModelSource source = model_source(c);
@@ -96,20 +98,11 @@ void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool 
                       "Its weights, where the folder has them, are kept as they are",
                       source.config.mtp_layers));
     take_sizes_in_bounds(c, source, balance_given);
-    check_model(c, source, problems);
+    return source;
   } catch (const sherd::InvalidArgument& e) {
     problems.push_back(e.what());
+    return std::nullopt;
   }
-}
-
-/// Appends to a refusal of an inherited value where it comes from.
-void name_checkpoint(std::string& problem, const std::vector<std::string_view>& inherited,
-                     const std::string& checkpoint) {
-  const std::string flag = problem.substr(0, problem.find_first_of(" :,"));
-  const auto is_flag = [&](std::string_view name) { return sherd::flag_of(name) == flag; };
-  if (std::any_of(inherited.begin(), inherited.end(), is_flag))
-    problem += fmt::format(" ({} was saved with the checkpoint of --resume {}; give the flag to replace it)",
-                           flag, checkpoint);
 }
 
 /// Drops outputs that a config file names and that a run without training does not write.
@@ -155,7 +148,8 @@ CommandLine parse_config(int argc, const char* const* argv) {
   take_ranks_of_job(line.config, given);
   const auto& names = inherited.names;
   const bool balance_inherited = std::find(names.begin(), names.end(), "moe_aux") != names.end();
-  take_model(line, inherited.model, is_given("model"), is_given("moe_aux") || balance_inherited, problems);
+  const std::optional<ModelSource> source = take_model(line, inherited.model, is_given("model"),
+                                                       is_given("moe_aux") || balance_inherited, problems);
   // Weights that were trained before: the rate of a new model would wreck them.
   constexpr double kFineTuningRate = 2e-5;
   const TrainConfig& c = line.config;
@@ -163,9 +157,7 @@ CommandLine parse_config(int argc, const char* const* argv) {
   if (!c.model.empty() && !c.from_scratch && c.resume.empty() && !is_given("lr") && !is_inherited)
     line.config.lr = kFineTuningRate;
   const std::set<std::string_view> bad = sherd::check_values(fields, given, problems);
-  const size_t before_rules = problems.size();
-  check_rules(line.config, bad, {given, is_given}, problems);
-  for (size_t i = before_rules; i < problems.size(); ++i) name_checkpoint(problems[i], names, c.resume);
+  check_rules(line.config, bad, {given, is_given, names, c.resume}, problems, source ? &*source : nullptr);
   if (!problems.empty() && !unread.empty())
     problems.push_back(
         fmt::format("--resume {}: its settings cannot be read: {}", line.config.resume, unread));

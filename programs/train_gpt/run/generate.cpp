@@ -54,7 +54,7 @@ std::vector<int32_t> Trainer::generate(std::vector<int32_t> tokens, int64_t coun
   const int64_t capacity = std::min(model.positions, std::ssize(tokens) + count);
   const bool bytes = config_.model.empty();
   std::optional<nn::KvCache> cache;
-  if (!bytes) cache = model_.make_cache(*rank_.device, capacity, dtype_named(config_.precision));
+  if (!bytes) cache = model_.make_cache(*rank_.device, capacity, config_.precision);
   SlidingContext context(capacity);
   const auto upload = [&](std::span<const int32_t> ids) {
     const Tensor in = Tensor::empty(*rank_.device, {1, std::ssize(ids)}, DType::i32, "activations");

@@ -41,7 +41,7 @@ void Output::write_step(sherd::StepResult& result, const TrainConfig& config) {
   if (events) events->write(result);
   const std::vector<std::string> wrong = failures();
   const std::string what = fmt::format("{}", fmt::join(wrong, "; "));
-  if (!wrong.empty() && config.save_failure == "stop") throw sherd::NotWritten(what);
+  if (!wrong.empty() && config.save_failure == sherd::SaveFailure::stop) throw sherd::NotWritten(what);
   if (!wrong.empty() && !write_failed_)
     warn(fmt::format("step {}: {}; training continues, and tries again", result.step, what));
   write_failed_ = !wrong.empty();

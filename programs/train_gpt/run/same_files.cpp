@@ -70,14 +70,14 @@ RunInputs read_inputs(const TrainConfig& config) {
     inputs.windows = windows_of(config);
     inputs.config = with_model_files(config);
   } catch (...) {
-    if (config.comm == "local") throw;
+    if (config.comm == sherd::BackendKind::local) throw;
     inputs.failure = std::current_exception();
   }
   return inputs;
 }
 
 void check_same_inputs(const sherd::RankContext& rank, const RunInputs& inputs) {
-  if (inputs.config.comm == "local") return;
+  if (inputs.config.comm == sherd::BackendKind::local) return;
   check_same_flags(rank, inputs.config, [&] { check_same_files(rank, inputs); });
   if (inputs.failure) std::rethrow_exception(inputs.failure);
 }

@@ -41,7 +41,7 @@ std::vector<Flag> flags_of(const TrainConfig& config) {
 
 void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config,
                       const std::function<void()>& check_files) {
-  if (config.comm == "local") return;
+  if (config.comm == sherd::BackendKind::local) return;
   const std::vector<Flag> flags = flags_of(config);
   std::vector<uint64_t> digests;
   for (const Flag& flag : flags) digests.push_back(sherd::hash64(0, flag.value));
@@ -69,7 +69,7 @@ void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config,
 }
 
 bool as_rank_0_says(const sherd::RankContext& rank, const TrainConfig& config, bool mine) {
-  if (config.comm == "local") return mine;
+  if (config.comm == sherd::BackendKind::local) return mine;
   int64_t value = mine ? 1 : 0;
   sherd::Stream& s = rank.device->compute();
   const sherd::Tensor word = sherd::Tensor::empty(*rank.device, {1}, sherd::DType::i64, "flags");

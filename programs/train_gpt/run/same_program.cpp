@@ -55,7 +55,7 @@ ProgramFacts ProgramFacts::of(const sherd::RankContext& rank, const TrainConfig&
   ProgramFacts facts{.version = sherd::program_version(), .build = sherd::program_build(), .hardware = {}};
   if (rank.device->kind() == sherd::DeviceKind::cuda) {
     facts.hardware = sherd::hardware_of(*rank.device).name;
-  } else if (config.kernels != "reference") {
+  } else if (config.kernels != sherd::KernelSet::reference) {
     const sherd::ProcessorFeatures features = sherd::ProcessorFeatures::of_this_one();
     facts.hardware = features.text;
     facts.level = features.level;

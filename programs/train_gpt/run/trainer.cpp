@@ -52,11 +52,11 @@ std::optional<DeviceMesh> make_expert_mesh(RankContext& rank, const TrainConfig&
 
 FullyShardOptions shard_options(const TrainConfig& c) {
   FullyShardOptions o;
-  o.strategy = parse_strategy(c.strategy);
-  o.outer = parse_outer(c.outer);
+  o.strategy = c.strategy;
+  o.outer = c.outer;
   o.reshard_after_forward = c.reshard_after_forward;
-  o.compute_dtype = c.precision == "bf16" ? DType::bf16 : DType::f32;
-  const LayoutChoice layout = parse_layout(c.layout);
+  o.compute_dtype = c.precision;
+  const LayoutChoice layout = layout_of(c);
   o.layout = layout.policy;
   o.packing = layout.packing;
   o.bucket_elements = c.bucket_size;
@@ -103,7 +103,7 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
   freeze_parameters(model_, config.freeze);
   routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
-  model_.set_recompute(config.recompute == "blocks");
+  model_.set_recompute(config.recompute == Recompute::blocks);
   for (size_t i = 0; i < model_.blocks(); ++i)
     if (ModuleBase* experts = model_.experts(i))
       fully_shard(*experts, *expert_mesh_, expert_options(options, config));
@@ -112,8 +112,9 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
   first_weights_ = load_first_weights(model_, config);
   if (config.trains() || config.explain_plan || !config.save.empty()) {  // else no optimizer state
     optimizer_.emplace(model_, routing_, optimizer_options(config));
-    muon_ = uses(config, "normuon") ? &dynamic_cast<NorMuon&>(optimizer_->rule(NorMuon::kName)).muon()
-                                    : &optimizer_->muon();
+    muon_ = uses(config, OptimizerWord::normuon)
+                ? &dynamic_cast<NorMuon&>(optimizer_->rule(NorMuon::kName)).muon()
+                : &optimizer_->muon();
     if (auto maxima = model_.logit_maxima(); !maxima.empty())
       optimizer_->after_update(
           std::make_shared<QkClip>(model_, std::move(maxima), QkClipOptions{config.qk_clip}));
@@ -123,12 +124,12 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
 
 void Trainer::resume() {
   LoadOptions options;
-  options.model = config_.resume_parts != "optimizer";
-  options.optimizer = config_.resume_parts != "model" && optimizer_.has_value();
+  options.model = config_.resume_parts != ResumeParts::optimizer;
+  options.optimizer = config_.resume_parts != ResumeParts::model && optimizer_.has_value();
   options.allow_new_state = config_.allow_new_state;
   resumed_ = sherd::resume(config_.resume, model_, optimizer_ ? &*optimizer_ : nullptr, options,
                            [&](const TrainingState& saved) { return misfit(saved, config_); });
-  if (config_.resume_parts == "model") return;
+  if (config_.resume_parts == ResumeParts::model) return;
   const TrainingState& state = resumed_->report.training;
   step_ = state.step;
   sequences_ = state.sequences;
@@ -137,7 +138,7 @@ void Trainer::resume() {
 
 std::vector<std::string> Trainer::differences() const {
   std::vector<std::string> lines;
-  if (!resumed_ || config_.resume_parts == "model") return lines;
+  if (!resumed_ || config_.resume_parts == ResumeParts::model) return lines;
   const auto& info = resumed_->report.training.info;
   const auto before = info.find("data");
   if (windows_ && before != info.end() && before->second != windows_->describe())
@@ -156,8 +157,8 @@ TrainingState Trainer::training_state() const {
   state.info["routing"] = routing_.summary();
   state.info["config"] = config_text(config_);
   state.info["mesh"] = runtime_of(model_).mesh().describe();
-  state.info["strategy"] =
-      fmt::format("{}, outer {}, layout {}", config_.strategy, config_.outer, config_.layout);
+  state.info["strategy"] = fmt::format("{}, outer {}, layout {}", word_of(config_.strategy),
+                                       word_of(config_.outer), word_of(config_.layout));
   state.info["muon.momentum"] = "ema";
   if (windows_) state.info["data"] = windows_->describe();
   if (std::string model = text_for_checkpoints(config_); !model.empty())
@@ -181,9 +182,11 @@ ParameterCount Trainer::parameters() const { return count_parameters(config_, mo
 
 std::string Trainer::explain_plan() const {
   if (!optimizer_) return "";
-  if (!uses(config_, "soap")) return muon_->explain();
+  if (!uses(config_, OptimizerWord::soap)) return muon_->explain();
   const std::string soap = dynamic_cast<const WholeMatrices&>(optimizer_->rule(Soap::kName)).explain();
-  return uses(config_, "muon") || uses(config_, "normuon") ? muon_->explain() + "\n" + soap : soap;
+  return uses(config_, OptimizerWord::muon) || uses(config_, OptimizerWord::normuon)
+             ? muon_->explain() + "\n" + soap
+             : soap;
 }
 
 std::vector<MatrixPlan> Trainer::muon_plans() const {
@@ -193,12 +196,13 @@ std::vector<MatrixPlan> Trainer::muon_plans() const {
 std::string Trainer::describe() const {
   const ShardRuntime& runtime = runtime_of(model_);
   const int ranks = rank_.world->size();
-  std::string out = fmt::format("{} rank{} ({}), rank 0 on {}\n", ranks, ranks == 1 ? "" : "s", config_.comm,
-                                rank_.device->describe());
+  std::string out = fmt::format("{} rank{} ({}), rank 0 on {}\n", ranks, ranks == 1 ? "" : "s",
+                                word_of(config_.comm.value()), rank_.device->describe());
   if (!rank_.processors.empty()) out += rank_.processors + "\n";
   out += fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
-                     config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
-                     runtime.units().size(), config_.precision);
+                     word_of(config_.strategy),
+                     config_.replicas > 1 ? fmt::format(", outer {}", word_of(config_.outer)) : "",
+                     word_of(config_.layout), runtime.units().size(), word_of(config_.precision));
   if (const auto [all, active, trained] = parameters(); trained < all)
     out += fmt::format("{} of {} parameters are trained ({:.3g} %)\n", trained, all,
                        100 * static_cast<double>(trained) / static_cast<double>(all));
@@ -212,7 +216,7 @@ std::string Trainer::describe() const {
       out += fmt::format("unit {}: {} row(s) cut by a rank boundary\n", g->unit(),
                          g->layout().cut_rows().size());
   }
-  if (parse_layout(config_.layout).policy == LayoutPolicy::whole_param)
+  if (layout_of(config_).policy == LayoutPolicy::whole_param)
     out += fmt::format("{:.2f} % of all buffers is padding\n", padding_of(runtime.plan().groups()));
   if (!runtime.plan().buckets.empty()) {
     std::vector<const GroupPlan*> buckets;
@@ -220,11 +224,11 @@ std::string Trainer::describe() const {
     out += fmt::format("{} bucket{} of whole matrices, {:.2f} % padding\n", buckets.size(),
                        buckets.size() == 1 ? "" : "s", padding_of(buckets));
   }
-  if (config_.outer == "optim" && config_.replicas == 1)
+  if (config_.outer == Outer::optim && config_.replicas == 1)
     out += "note: one replica, --outer optim has nothing to shard over\n";
-  if (config_.strategy != "no_shard" && config_.replicas == config_.data_ranks())
+  if (config_.strategy != Strategy::no_shard && config_.replicas == config_.data_ranks())
     out += fmt::format("note: every replica is one {}, {} has nothing {}to shard over\n",
-                       config_.tp > 1 ? "tensor-parallel group" : "rank", config_.strategy,
+                       config_.tp > 1 ? "tensor-parallel group" : "rank", word_of(config_.strategy),
                        expert_mesh_ && expert_mesh_->size("expert_shard") > 1 ? "but the experts " : "");
   return out;
 }
@@ -330,7 +334,7 @@ bool Trainer::weights_are_finite() {
 bool Trainer::export_weights() {
   return sherd::export_weights(
       model_, config_.export_weights,
-      {.dtype = dtype_named(config_.export_dtype),
+      {.dtype = config_.export_dtype,
        .metadata = {{"sherd.routing", routing_.summary()}},
        .existing = rank_.world->rank() == 0 ? existing_export(config_) : Existing::refuse});
 }
@@ -344,8 +348,8 @@ bool Trainer::export_folder() { return train_gpt::export_folder(model_, config_,
 
 RankMemory Trainer::replicated_memory() {
   const ParameterCount count = parameters();
-  return sherd::replicated_memory(routing_, dtype_named(config_.precision),
-                                  optimizer_ ? &*optimizer_ : nullptr, count.all - count.trained);
+  return sherd::replicated_memory(routing_, config_.precision, optimizer_ ? &*optimizer_ : nullptr,
+                                  count.all - count.trained);
 }
 
 double Trainer::data_sum(double value) {

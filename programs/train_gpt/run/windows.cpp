@@ -10,11 +10,8 @@ std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& c) {
   const bool text = !c.has_tokens(), examples = !c.sft.empty();
   sherd::TokenWindowsOptions options{
       .seq = c.seq, .vocab = vocabulary(c), .examples = examples, .packed = c.packing};
-  options.order = c.order != "auto" ? sherd::parse_token_order(c.order)
-                  : text            ? sherd::TokenOrder::hashed
-                                    : sherd::TokenOrder::shuffled;
-  const sherd::TokenFormat format =
-      examples ? sherd::TokenFormat::megatron : sherd::parse_token_format(c.token_format);
+  options.order = c.order.value_or(text ? sherd::TokenOrder::hashed : sherd::TokenOrder::shuffled);
+  const sherd::TokenFormat format = examples ? sherd::TokenFormat::megatron : c.token_format;
   std::vector<sherd::SharedTokens> data;
   if (text) {
     data.push_back({sherd::ByteData::load(c.data)});

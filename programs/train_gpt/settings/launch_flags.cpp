@@ -1,9 +1,9 @@
 #include "train_gpt/settings/launch_flags.h"
 
-#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <regex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,58 +19,19 @@
 #include "train_gpt/settings/settings.h"
 
 namespace train_gpt {
-namespace {
-
-struct OptionFlag {
-  std::string_view option;  // a path in LaunchOptions, a parameter of launch(), or another struct's member
-  std::string flag;
-};
-
-/// Returns the library's names of the fields in settings.proto.
-std::vector<OptionFlag> option_flags() {
-  std::vector<OptionFlag> flags;
-  for (const std::string_view name :
-       settings_where([](const proto::Setting& s) { return s.has_library(); })) {
-    const proto::Setting& s = setting_of(name);
-    flags.push_back(
-        {s.library(), sherd::flag_of(name) + (s.has_library_value() ? " " + s.library_value() : "")});
-  }
-  return flags;
-}
-
-constexpr std::string_view kIs = " = ";
-
-bool part_of_a_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
-
-/// The option that begins at `at` as a word of its own; null when none does. An option of one word may be any
-/// word of a sentence: it is meant where a value follows.
-const OptionFlag* option_at(const std::vector<OptionFlag>& flags, std::string_view text, size_t at) {
-  if (at > 0 && (part_of_a_name(text[at - 1]) || text[at - 1] == '.' || text[at - 1] == ':')) return nullptr;
-  for (const OptionFlag& f : flags) {
-    if (!text.substr(at).starts_with(f.option)) continue;
-    const std::string_view rest = text.substr(at + f.option.size());
-    const bool ends = rest.empty() || (!part_of_a_name(rest[0]) &&
-                                       !(rest[0] == '.' && rest.size() > 1 && part_of_a_name(rest[1])));
-    const bool one_word = f.option.find_first_of(".:") == std::string_view::npos;
-    if (ends && (!one_word || rest.starts_with(kIs))) return &f;
-  }
-  return nullptr;
-}
-
-}  // namespace
 
 sherd::LaunchOptions launch_options(const TrainConfig& config) {
   sherd::LaunchOptions launch;
-  launch.device.kind = sherd::parse_device_kind(config.device);
-  launch.device.kernels = sherd::parse_cpu_kernels(config.kernels);
+  launch.device.kind = config.device;
+  launch.device.kernels = config.kernels;
   launch.device.threads = static_cast<int>(config.threads);
   launch.device.memory_limit = config.memory_limit;
   launch.device.max_queued_work = config.max_queued;
   launch.device.tf32 = config.tf32;
-  launch.device.symmetric_products = sherd::parse_symmetric_products(config.symmetric_products);
-  launch.device.attention = sherd::parse_attention(config.attention);
-  launch.job.bootstrap = sherd::parse_bootstrap(config.bootstrap);
-  launch.backend = sherd::parse_backend(config.comm);
+  launch.device.symmetric_products = config.symmetric_products;
+  launch.device.attention = config.attention;
+  launch.job.bootstrap = config.bootstrap;
+  launch.backend = config.comm.value();
   launch.mpi.library_order = config.mpi_library_order;
   launch.nccl.exact_order = config.nccl_exact_order;
   launch.nccl.check_calls = config.nccl_check_calls;
@@ -90,7 +51,9 @@ void check_launch(const TrainConfig& config, const sherd::EnvironmentLookup& get
 
 std::vector<std::string> idle_variables(const TrainConfig& config, const sherd::EnvironmentLookup& get) {
   std::vector<std::string> lines;
-  if (config.comm != "mpi" && (config.comm != "nccl" || config.bootstrap != "mpi")) return lines;
+  if (config.comm != sherd::BackendKind::mpi &&
+      (config.comm != sherd::BackendKind::nccl || config.bootstrap != sherd::Bootstrap::mpi))
+    return lines;
   for (const char* name : {"SHERD_JOB_SECRET", "SHERD_JOB_SECRET_FILE"}) {
     const char* const value = get ? get(name) : std::getenv(name);
     if (value != nullptr && *value != '\0')
@@ -100,22 +63,17 @@ std::vector<std::string> idle_variables(const TrainConfig& config, const sherd::
   return lines;
 }
 
+// An option of one word may be any word of a sentence: it is meant where a value follows.
 std::string with_flags(const std::string& message) {
-  const std::vector<OptionFlag> flags = option_flags();
-  const std::string_view text = message;
-  std::string said;
-  for (size_t at = 0; at < text.size();) {
-    const OptionFlag* const found = option_at(flags, text, at);
-    if (!found) {
-      said += text[at++];
-      continue;
-    }
-    said += found->flag;
-    at += found->option.size();
-    if (text.substr(at).starts_with(kIs)) {
-      said += ' ';
-      at += kIs.size();
-    }
+  std::string said = message;
+  for (const std::string_view name :
+       settings_where([](const proto::Setting& s) { return s.has_library(); })) {
+    const proto::Setting& s = setting_of(name);
+    const std::string flag = sherd::flag_of(name) + (s.has_library_value() ? " " + s.library_value() : "");
+    const std::string option = R"((^|[^\w.:]))" + std::regex_replace(s.library(), std::regex("[.]"), "[.]");
+    said = std::regex_replace(said, std::regex(option + " = "), "$1" + flag + " ");
+    if (s.library().find_first_of(".:") != std::string::npos)
+      said = std::regex_replace(said, std::regex(option + R"((?!\w|\.\w))"), "$1" + flag);
   }
   return said;
 }

@@ -11,19 +11,11 @@
 #include "train_gpt/settings/misfit.h"
 
 namespace train_gpt {
-namespace {
-
-sherd::ResumeParts parts_of(const TrainConfig& config) {
-  if (config.resume_parts == "model") return sherd::ResumeParts::model;
-  return config.resume_parts == "optimizer" ? sherd::ResumeParts::optimizer : sherd::ResumeParts::all;
-}
-
-}  // namespace
 
 sherd::Schedule schedule_of(const TrainConfig& config) {
   return {.lr = config.lr,
           .warmup = config.warmup,
-          .decay = sherd::parse_rate_decay(config.lr_schedule),
+          .decay = config.lr_schedule,
           .steps = config.steps,
           .least = config.min_lr ? *config.min_lr / config.lr : sherd::Schedule().least,
           .decay_steps = config.decay_steps};
@@ -33,7 +25,7 @@ sherd::SaveFolder save_folder(const TrainConfig& config) {
   return {
       .save = config.save,
       .resume = config.resume,
-      .parts = parts_of(config),
+      .parts = config.resume_parts,
       .overwrite = config.overwrite,
       .differences = [config](const sherd::TrainingState& saved) { return run_differences(saved, config); }};
 }
@@ -43,7 +35,7 @@ sherd::SavingOptions saving_options(const TrainConfig& config) {
           .every = config.save_every,
           .keep = config.keep,
           .async = config.async_save,
-          .on_failure = config.save_failure == "stop" ? sherd::SaveFailure::stop : sherd::SaveFailure::warn,
+          .on_failure = config.save_failure,
           .last_step = config.last_step()};
 }
 
@@ -53,13 +45,13 @@ sherd::TraceOptions trace_options(const TrainConfig& config) {
           .steps = config.trace_steps,
           .last_step = config.last_step(),
           .title = fmt::format("train_gpt, {} rank{}, {}, {}", config.ranks, config.ranks == 1 ? "" : "s",
-                               config.strategy, config.optimizer)};
+                               word_of(config.strategy), word_of(config.optimizer))};
 }
 
 sherd::Existing existing_export(const TrainConfig& config) {
   using sherd::Existing;
   if (!config.trains()) return Existing::accept_equal;
-  if (config.resume.empty() || config.resume_parts != "all") return Existing::refuse;
+  if (config.resume.empty() || config.resume_parts != sherd::ResumeParts::all) return Existing::refuse;
   // An earlier start of `sherd run` may have exported what it could not save.
   const bool restart = sherd::LockHolder::of_this_process().start > 1;
   if (restart && sherd::goes_on_in_save_folder(save_folder(config))) return Existing::accept_equal;
@@ -72,7 +64,8 @@ sherd::Existing existing_export(const TrainConfig& config) {
 }
 
 bool rank_0_is_here(const TrainConfig& config, const sherd::EnvironmentLookup& get) {
-  const bool joins_a_job = config.comm != "local" && config.bootstrap != "none";
+  const bool joins_a_job =
+      config.comm != sherd::BackendKind::local && config.bootstrap != sherd::Bootstrap::none;
   return !joins_a_job || sherd::rank_0_is_here(get);
 }
 

@@ -27,7 +27,9 @@ sherd::Field field_of(const google::protobuf::FieldDescriptor& field, sherd::Fie
           .low = s.low(),
           .high = s.high(),
           .aliases = s.aliases().c_str(),
-          .first_day = s.first_day()};
+          .first_day = s.first_day(),
+          .above_low = s.above_low(),
+          .below_high = s.below_high()};
 }
 
 }  // namespace
@@ -52,8 +54,9 @@ const proto::Setting& setting_of(std::string_view name) {
       .GetExtension(proto::setting);
 }
 
-bool needs(const proto::Setting& setting, proto::Need need) {
-  return std::find(setting.needs().begin(), setting.needs().end(), need) != setting.needs().end();
+std::string flag_with_value(const sherd::Field& field, const std::string& value) {
+  const bool is_switch = field.value[0] == '\0';
+  return sherd::flag_of(field) + (is_switch ? "" : " " + sherd::printable(value));
 }
 
 std::vector<std::string> changed_flags(Settings settings, Settings standard,
@@ -65,8 +68,7 @@ std::vector<std::string> changed_flags(Settings settings, Settings standard,
       const sherd::Field& field = fields[g].fields[i];
       const std::string value = sherd::show_value(field);
       if (!wanted(field.name) || value == sherd::show_value(defaults[g].fields[i])) continue;
-      const bool is_switch = field.value[0] == '\0';
-      flags.push_back(sherd::flag_of(field) + (is_switch ? "" : " " + sherd::printable(value)));
+      flags.push_back(flag_with_value(field, value));
     }
   }
   return flags;

@@ -31,8 +31,8 @@ std::vector<std::string_view> settings_where(Wanted wanted) {
   return names;
 }
 
-/// Returns whether the setting has no effect unless the run does this.
-bool needs(const proto::Setting& setting, proto::Need need);
+/// Returns the flag with a value: "--lr 0.5", and of a switch "--tf32".
+std::string flag_with_value(const sherd::Field& field, const std::string& value);
 
 /// Returns the flags, with values, of the settings that differ from `standard` and that `wanted` accepts by name.
 std::vector<std::string> changed_flags(Settings settings, Settings standard,

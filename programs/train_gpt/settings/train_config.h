@@ -19,8 +19,7 @@ struct ModelFiles;  // model/model_source.h
 /// The folder of C++ standard library headers that holds `vector`, for the compiler that built this program.
 std::string default_data_folder();
 
-/// The settings of a run, and what parse_config() derives from them. Words such as `strategy` are checked there and hold
-/// the canonical spelling. An empty file name means "no such file".
+/// The settings of a run, and what parse_config() derives from them. An empty file name means "no such file".
 struct TrainConfig : Settings {
   TrainConfig() { data = default_data_folder(); }
 
@@ -33,7 +32,7 @@ struct TrainConfig : Settings {
   std::shared_ptr<const ModelFiles> files = nullptr;
 
   /// Returns whether weights come from the checkpoint of --resume, and not from the source of first weights.
-  bool resumes_weights() const { return !resume.empty() && resume_parts != "optimizer"; }
+  bool resumes_weights() const { return !resume.empty() && resume_parts != sherd::ResumeParts::optimizer; }
   /// Returns whether the run trains. A run that does not has an optimizer only for --save or --explain-plan.
   bool trains() const { return steps > 0 && !eval_only && !sample_only; }
   /// Returns the start of generated text: a model continues at least one byte.

@@ -1,8 +1,6 @@
 // adapter_config.json of adapters' folders.
 #include <sherd/nn/hf/adapter_folder.h>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <string>
@@ -16,10 +14,6 @@ namespace sherd::hf {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 // Returns the file as peft 0.21 writes it.
 json of_peft() {

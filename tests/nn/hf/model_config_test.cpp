@@ -1,6 +1,4 @@
 // config.json of Hugging Face folders: what is read, what is refused and how, and what is written.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <limits>
@@ -20,11 +18,6 @@ namespace {
 using nlohmann::json;
 using nn::ModelDescription;
 using nn::ModelFamily;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 /// The sizes that have to be there; everything else is left to the family's class.
 json sizes(const std::string& family) {

@@ -1,6 +1,4 @@
 // config.json of families with windows in some blocks: olmo3, gemma3 and gpt_oss.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <sherd/base/error.h>
@@ -13,10 +11,6 @@ namespace {
 
 using nlohmann::json;
 using nn::ModelDescription;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 /// The published file, without keys that only other programs read.
 json olmo3() {

@@ -184,7 +184,7 @@ TEST(PracticeRun, SetsOfEvaluationDataDecideWhichCheckpointIsKept) {
 
   const Finished both = run_train_gpt(run + Flags{"--valid-tokens", "v.bin"});
   EXPECT_EQ(both.exit_code, 2);
-  EXPECT_THAT(both.err, HasSubstr("--eval-data: --valid-tokens is what is evaluated"));
+  EXPECT_THAT(both.err, HasSubstr(": --valid-tokens v.bin is what is evaluated; give one of the two"));
   const Finished alone = run_train_gpt(run + Flags{"--keep-best"});
   EXPECT_EQ(alone.exit_code, 2);
   EXPECT_THAT(alone.err, HasSubstr("--keep-best: no checkpoint has an evaluation; give --save FOLDER"));

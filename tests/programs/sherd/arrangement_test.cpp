@@ -7,9 +7,6 @@
 #include <map>
 #include <memory>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 
 #include "layout/layout_summary.h"
@@ -20,8 +17,6 @@
 
 namespace sherd::tools {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr auto kMuon = Algorithm::muon, kAdamW = Algorithm::adamw;
 

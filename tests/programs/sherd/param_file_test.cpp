@@ -1,19 +1,12 @@
 // The model description: what it may say, and messages about everything that is wrong with it.
 #include "layout/param_file.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <sherd/base/error.h>
 
 #include "support/message_of.h"
 
 namespace sherd::tools {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 std::vector<ParamEntry> parse(const std::string& text) { return parse_params(text, "model.json"); }
 

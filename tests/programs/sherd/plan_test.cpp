@@ -1,21 +1,17 @@
 // `sherd plan`: published figures, the JSON's fields, refused input.
 #include <cmath>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "plan/plan_flags.h"
 #include "program.h"
 #include "support/message_of.h"
+#include "train_gpt/rules/parse_config.h"
 
 namespace sherd::tools {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 class PlanProgram : public ::testing::Test {
  protected:

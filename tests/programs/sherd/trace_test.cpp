@@ -1,21 +1,16 @@
 // `sherd trace` as a program, on files made by hand.
 #include <functional>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "program.h"
+#include "support/message_of.h"
 
 namespace sherd::tools {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
-using ::testing::Not;
-using ::testing::StartsWith;
 
 constexpr int64_t kWall = 1'750'000'000'000'000'000, kWritten = 5'000'000'000;
 

@@ -6,11 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sherd/base/error.h>
 #include <sherd/checkpoint/format/manifest.h>
 
-#include "support/message_of.h"
-#include "temporary_folder.h"
+#include "parse_flags.h"
 #include "train_gpt/model/model_source.h"
 #include "train_gpt/model/saved_model.h"
 #include "train_gpt/rules/parse_config.h"
@@ -26,16 +24,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-CommandLine parse_line(const std::vector<std::string>& flags) {
-  std::vector<const char*> argv = {"train_gpt"};
-  for (const auto& flag : flags) argv.push_back(flag.c_str());
-  return parse_config(static_cast<int>(argv.size()), argv.data());
-}
-
-std::string refusal(const std::vector<std::string>& flags) {
-  return message_of<sherd::InvalidArgument>([&] { parse_line(flags); });
-}
-
 // A checkpoint of a run of 4 ranks with many settings that differ from the defaults; no tensors.
 class Inheritance : public ::testing::Test {
  protected:
@@ -48,14 +36,14 @@ class Inheritance : public ::testing::Test {
   void SetUp() override {
     saved_.ranks = 4;
     saved_.replicas = 2;
-    saved_.outer = "optim";
+    saved_.outer = sherd::Outer::optim;
     saved_.dim = 48;
     saved_.seq = 24;
     saved_.batch = 12;
-    saved_.optimizer = "muon";
+    saved_.optimizer = OptimizerWord::muon;
     saved_.muon_momentum = 0.9;
     saved_.lr = 0.01;
-    saved_.lr_schedule = "cosine";
+    saved_.lr_schedule = sherd::RateDecay::cosine;
     saved_.min_lr = 0.002;
     saved_.steps = 50;
     saved_.stop_at = 10;
@@ -85,10 +73,10 @@ TEST_F(Inheritance, TheRunComesAlongAndTheMachineAndOutputsDoNot) {
   want.dim = 48;
   want.seq = 24;
   want.batch = 12;
-  want.optimizer = "muon";
+  want.optimizer = OptimizerWord::muon;
   want.muon_momentum = 0.9;
   want.lr = 0.01;
-  want.lr_schedule = "cosine";
+  want.lr_schedule = sherd::RateDecay::cosine;
   want.min_lr = 0.002;
   want.steps = 50;
   want.eval_every = 5;
@@ -107,11 +95,11 @@ TEST_F(Inheritance, FlagsAndTheFileWin) {
   EXPECT_EQ(line.config.lr, 0.5);
   EXPECT_EQ(line.config.steps, 70);
   EXPECT_EQ(line.config.min_lr, 0.25);
-  EXPECT_EQ(line.config.lr_schedule, "linear");
+  EXPECT_EQ(line.config.lr_schedule, sherd::RateDecay::linear);
   EXPECT_EQ(line.config.dim, 48);
   EXPECT_THAT(line.inherited, Not(Contains(HasSubstr("--lr"))));
   // A default that is given is a flag like any other.
-  EXPECT_EQ(parse_line({"--resume", path(), "--optimizer", "adamw"}).config.optimizer, "adamw");
+  EXPECT_EQ(parse_line({"--resume", path(), "--optimizer", "adamw"}).config.optimizer, OptimizerWord::adamw);
   // The checkpoint may also be named in the file.
   EXPECT_EQ(parse_line({"--config", folder_.write("d.txt", "resume: '" + path() + "'")}).config.dim, 48);
 }
@@ -141,7 +129,7 @@ TEST_F(Inheritance, RecordedPatternsAreBoundedAndTheErrorNamesTheCheckpoint) {
                           HasSubstr("; give the flag to replace it)")));
   EXPECT_LT(text.size(), 4000u) << text;
   EXPECT_THAT(refusal({"--resume", path(), "--freeze", "[", "--lora-targets", "a", "--route", "tok=adamw"}),
-              AllOf(HasSubstr("--freeze '['"), Not(HasSubstr(from))));
+              AllOf(HasSubstr("--freeze: '['"), Not(HasSubstr(from))));
 
   saved_.freeze = saved_.lora_targets = "a";
   saved_.route.clear();
@@ -155,7 +143,7 @@ TEST_F(Inheritance, WeightsAloneBringWhatTheModelIsMadeOf) {
   const CommandLine line = parse_line({"--resume", path(), "--resume-parts", "model"});
   TrainConfig want;
   want.resume = path();
-  want.resume_parts = "model";
+  want.resume_parts = sherd::ResumeParts::model;
   want.dim = 48;
   want.seq = 24;
   EXPECT_EQ(line.config, want) << config_text(line.config);
@@ -170,11 +158,11 @@ class ModelInheritance : public Inheritance {
     saved_.from_scratch = true;
     saved_.tokens = "t.bin";
     saved_.valid_tokens = "v.bin";
-    saved_.token_format = "u32";
-    saved_.order = "sequential";
+    saved_.token_format = sherd::TokenFormat::u32;
+    saved_.order = sherd::TokenOrder::sequential;
     saved_.moe_aux = 0.05;
-    saved_.layout = "whole_param";
-    saved_.strategy = "optim";
+    saved_.layout = LayoutWord::whole_param;
+    saved_.strategy = sherd::Strategy::optim;
     saved_.bucket_size = 5;
     write(config_text(saved_));
   }
@@ -207,7 +195,8 @@ TEST_F(ModelInheritance, WeightsAloneBringTheModelAndAnOptimizerAloneNoWeights) 
 }
 
 TEST_F(ModelInheritance, FlagsWinOverWhatContradictsThem) {
-  EXPECT_EQ(parse_line({"--resume", path(), "--strategy", "zero3"}).config.strategy, "optim_grads_params");
+  EXPECT_EQ(parse_line({"--resume", path(), "--strategy", "zero3"}).config.strategy,
+            sherd::Strategy::optim_grads_params);
   EXPECT_EQ(parse_line({"--resume", path()}).config.bucket_size, 5);
   EXPECT_THAT(refusal({"--resume", path(), "--strategy", "zero3", "--bucket-size", "7"}),
               HasSubstr("--bucket-size 7: no bucket spans blocks"));
@@ -217,7 +206,9 @@ TEST_F(ModelInheritance, FlagsWinOverWhatContradictsThem) {
   write(config_text(saved_));
   const TrainConfig c = parse_line({"--resume", path(), "--data", "text"}).config;
   EXPECT_EQ(c.data, "text");
-  EXPECT_EQ(c.tokens + c.valid_tokens + c.token_format + c.order, "autoauto");
+  EXPECT_EQ(c.tokens + c.valid_tokens, "");
+  EXPECT_EQ(c.token_format, sherd::TokenFormat::automatic);
+  EXPECT_EQ(c.order, std::nullopt);
 }
 
 TEST_F(ModelInheritance, ExamplesAndTokensReplaceEachOther) {
@@ -286,39 +277,30 @@ TEST(Schedules, EndAtTheRequestedStep) {
 }
 
 TEST(Schedules, WhatDoesNotFitIsRefused) {
-  EXPECT_THAT(refusal({"--min-lr", "0.1"}), HasSubstr("--min-lr: a constant rate"));
-  EXPECT_THAT(refusal({"--lr-schedule", "cosine", "--decay-steps", "5"}), HasSubstr("--decay-steps: of"));
+  EXPECT_THAT(refusal({"--lr-schedule", "cosine", "--decay-steps", "5"}),
+              HasSubstr("--decay-steps: other schedules fall over all of --steps; give --lr-schedule wsd"));
   EXPECT_THAT(refusal({"--lr-schedule", "cosine", "--min-lr", "1"}),
               HasSubstr("--min-lr 1: must not be greater"));
   EXPECT_THAT(refusal({"--lr-schedule", "wsd"}), HasSubstr("give --decay-steps N"));
   EXPECT_THAT(refusal({"--lr-schedule", "wsd", "--decay-steps", "95", "--warmup", "10"}),
               HasSubstr("--decay-steps 95: must fit into --steps 100 behind --warmup 10"));
-  for (const char* beta : {"--adam-beta1", "--adam-beta2"}) {
-    EXPECT_THAT(refusal({beta, "1"}), HasSubstr(std::string(beta) + " 1: must be less than 1"));
-    EXPECT_THAT(refusal({beta, "-0.1"}), HasSubstr(beta));
-  }
-  EXPECT_THAT(refusal({"--adam-eps", "nan"}), HasSubstr("--adam-eps"));
 }
 
 TEST(WithoutTraining, WhatTrainsIsRefused) {
   EXPECT_THAT(refusal({"--eval-only"}), HasSubstr("--eval-only: of which model? Give --resume PATH"));
   EXPECT_THAT(refusal({"--sample-only"}), HasSubstr("--sample-only: of which model? Give --resume PATH"));
-  EXPECT_THAT(refusal({"--eval-only", "--resume", "x", "--steps", "5", "--save", "y", "--lr", "1"}),
-              HasSubstr("trains nothing and saves nothing; leave out --steps, --lr, --save"));
-  EXPECT_THAT(refusal({"--eval-only", "--sample-only", "--resume", "x"}), HasSubstr("give one of the two"));
-  EXPECT_THAT(refusal({"--eval-only", "--resume", "x", "--resume-parts", "optimizer"}),
-              HasSubstr("takes no weights"));
+  EXPECT_THAT(
+      refusal({"--eval-only", "--resume", "x", "--steps", "5", "--save", "y", "--lr", "1"}),
+      HasSubstr(
+          "--steps, --lr, --save: --eval-only trains nothing and saves nothing; leave such options out"));
   EXPECT_THAT(refusal({"--prompt", "int", "--top-p", "0.5"}),
               HasSubstr("--prompt, --top-p: no text is generated"));
-  EXPECT_THAT(refusal({"--sample", "5", "--top-p", "0"}), HasSubstr("--top-p 0"));
-  EXPECT_THAT(refusal({"--sample", "5", "--top-p", "0.5", "--temperature", "0"}),
-              HasSubstr("give one of the two"));
   EXPECT_EQ(parse_line({"--sample", "5", "--prompt", ""}).config.start_of_text(), "\n");
 }
 
 TEST(WithoutTraining, TextMeasuresNothing) {
   EXPECT_THAT(refusal({"--sample-only", "--resume", "x", "--metrics", "m", "--log-dir", "d"}),
-              HasSubstr("leave out --metrics, --log-dir"));
+              HasSubstr("--metrics, --log-dir: --sample-only trains nothing"));
   const TemporaryFolder folder;
   const std::string file = folder.write("c.txt", "metrics: 'm.jsonl' log_dir: 'events'");
   const TrainConfig text = parse_line({"--sample-only", "--resume", "x", "--config", file}).config;
@@ -491,7 +473,7 @@ TEST_F(InheritedModel, SequenceParallelismComesAlong) {
   EXPECT_FALSE(parse_line({"--resume", path(), "--sequence-parallel", "false"}).config.sequence_parallel);
   EXPECT_THAT(refusal({"--resume", path(), "--sequence-parallel", "true"}), HasSubstr("give --tp N"));
   EXPECT_THAT(refusal({"--sequence-parallel", "true", "--ranks", "2", "--tp", "2"}),
-              HasSubstr("--sequence-parallel: the byte model keeps all rows"));
+              HasSubstr("--sequence-parallel true: the byte model keeps all rows"));
 }
 
 }  // namespace

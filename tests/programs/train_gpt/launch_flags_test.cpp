@@ -14,12 +14,12 @@ namespace {
 
 TEST(LaunchFlags, SetTheOptionsOfALaunch) {
   TrainConfig c;
-  c.device = "cuda";
-  c.comm = "nccl";
-  c.bootstrap = "mpi";
-  c.kernels = "reference";
-  c.symmetric_products = "hopper";
-  c.attention = "own";
+  c.device = sherd::DeviceKind::cuda;
+  c.comm = sherd::BackendKind::nccl;
+  c.bootstrap = sherd::Bootstrap::mpi;
+  c.kernels = sherd::KernelSet::reference;
+  c.symmetric_products = sherd::SymmetricProducts::hopper;
+  c.attention = sherd::AttentionMethod::own;
   c.tf32 = c.nccl_exact_order = c.nccl_check_calls = c.nccl_register_buffers = c.nccl_windows = c.nccl_nvls =
       true;
   c.mpi_library_order = true;
@@ -78,7 +78,7 @@ TEST(LaunchFlags, TakeTheOptionsPlaceInMessages) {
 }
 
 TEST(LaunchFlags, AJobsSecretThatMpiDoesNotReadIsNamed) {
-  const auto lines = [](const char* comm, const char* bootstrap, const char* name) {
+  const auto lines = [](sherd::BackendKind comm, sherd::Bootstrap bootstrap, const char* name) {
     TrainConfig c;
     c.comm = comm;
     c.bootstrap = bootstrap;
@@ -86,14 +86,15 @@ TEST(LaunchFlags, AJobsSecretThatMpiDoesNotReadIsNamed) {
         c, [name](const char* asked) { return std::string_view(asked) == name ? "x" : nullptr; });
   };
   for (const char* name : {"SHERD_JOB_SECRET", "SHERD_JOB_SECRET_FILE"}) {
-    for (const auto& found : {lines("mpi", "env", name), lines("nccl", "mpi", name)}) {
+    for (const auto& found : {lines(sherd::BackendKind::mpi, sherd::Bootstrap::env, name),
+                              lines(sherd::BackendKind::nccl, sherd::Bootstrap::mpi, name)}) {
       ASSERT_EQ(found.size(), 1u);
       EXPECT_TRUE(found[0].starts_with(std::string(name) + " is not used")) << found[0];
     }
-    EXPECT_TRUE(lines("nccl", "env", name).empty());
-    EXPECT_TRUE(lines("local", "env", name).empty());
+    EXPECT_TRUE(lines(sherd::BackendKind::nccl, sherd::Bootstrap::env, name).empty());
+    EXPECT_TRUE(lines(sherd::BackendKind::local, sherd::Bootstrap::env, name).empty());
   }
-  EXPECT_TRUE(lines("mpi", "env", "OTHER").empty());
+  EXPECT_TRUE(lines(sherd::BackendKind::mpi, sherd::Bootstrap::env, "OTHER").empty());
 }
 
 TEST(LaunchFlags, LeaveAllOtherWordsAlone) {

@@ -83,8 +83,8 @@ TEST(Outputs, AnExportThatIsThereIsRefusedBeforeTrainingUnlessThisRunMayHaveWrit
 
 TEST(Outputs, ThoseOfRankZeroAreLookedAtInItsProcessAlone) {
   TrainConfig c = small();
-  c.device = "cuda";
-  c.comm = "nccl";
+  c.device = sherd::DeviceKind::cuda;
+  c.comm = sherd::BackendKind::nccl;
   c.metrics = "/proc/nowhere/m.jsonl";
   const auto process = [](const char* rank) -> sherd::EnvironmentLookup {
     return [rank](const char* name) -> const char* {
@@ -99,7 +99,7 @@ TEST(Outputs, ThoseOfRankZeroAreLookedAtInItsProcessAlone) {
   EXPECT_THAT(message_of<IoError>([&] { check_outputs(c, process("1")); }), HasSubstr("--save"))
       << "there every rank writes";
   EXPECT_TRUE(rank_0_is_here(c, process("no number"))) << "joining the job says what is wrong";
-  c.comm = "local";
+  c.comm = sherd::BackendKind::local;
   EXPECT_TRUE(rank_0_is_here(c, process("1"))) << "it runs all ranks";
 }
 

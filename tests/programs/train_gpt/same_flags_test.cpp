@@ -25,7 +25,7 @@ std::vector<std::string> told(const std::function<void(TrainConfig&)>& change) {
   try {
     sherd::launch(3, [&](sherd::RankContext& rank) {
       TrainConfig config;
-      config.comm = "mpi";
+      config.comm = sherd::BackendKind::mpi;
       config.ranks = 3;
       if (rank.world->rank() == 2) change(config);
       try {
@@ -53,8 +53,8 @@ TEST(SameFlags, AreNamedWithTheRankOnEveryRank) {
 
 TEST(SameFlags, ThatMakeRanksMeetAreCompared) {
   const auto texts = told([](TrainConfig& c) {
-    c.check_replicas = 3, c.verify_step = 7, c.measure_peak = false, c.save_failure = "stop",
-    c.allow_new_state = true;
+    c.check_replicas = 3, c.verify_step = 7, c.measure_peak = false,
+    c.save_failure = sherd::SaveFailure::stop, c.allow_new_state = true;
     c.trace = "trace.json", c.timeline = "t.svg", c.trace_steps = 7, c.max_wall = "1h", c.temperature = 0.5,
     c.log_dir = "l";
   });
@@ -73,7 +73,7 @@ TEST(SameFlags, Rank0DecidesForAllWhatItAloneWrites) {
     std::vector<bool> heard;
     sherd::launch(3, [&](sherd::RankContext& rank) {
       TrainConfig config;
-      config.comm = "mpi";
+      config.comm = sherd::BackendKind::mpi;
       const bool answer = as_rank_0_says(rank, config, rank.world->rank() == has_it);
       const std::lock_guard lock(mutex);
       heard.push_back(answer);
@@ -150,7 +150,7 @@ TEST(SameProgram, FactsOfThisOneAreKnown) {
     EXPECT_THAT(facts.hardware, testing::StartsWith("AVX"));
     EXPECT_GE(facts.level, 0);
     EXPECT_LT(facts.build.size(), 256u) << "longer ones are cut";
-    config.kernels = "reference";
+    config.kernels = sherd::KernelSet::reference;
     EXPECT_EQ(ProgramFacts::of(rank, config).level, -1);
   });
 }

@@ -91,13 +91,13 @@ TEST_F(Run, OptimizersOperationsAreNoOtherKernels) {
   const std::set<std::string> kinds = {"optimizer", "orthogonalize", "copy",  "gather",
                                        "reduce",    "exchange",      "update"};
   for (const auto& [optimizer, operation, kind] :
-       std::vector<std::tuple<std::string, std::string, std::string>>{
-           {"soap", "soap_step", "optimizer"},
-           {"normuon", "row_scales", "optimizer"},
-           {"muon", "orthogonalize", "orthogonalize"},
-           {"adamw", "adamw", "optimizer"}}) {
+       std::vector<std::tuple<OptimizerWord, std::string, std::string>>{
+           {OptimizerWord::soap, "soap_step", "optimizer"},
+           {OptimizerWord::normuon, "row_scales", "optimizer"},
+           {OptimizerWord::muon, "orthogonalize", "orthogonalize"},
+           {OptimizerWord::adamw, "adamw", "optimizer"}}) {
     config.optimizer = optimizer;
-    config.qk_clip = optimizer == "adamw" ? 0 : 1e-3;
+    config.qk_clip = optimizer == OptimizerWord::adamw ? 0 : 1e-3;
     train(2);
     std::map<std::string, std::string> found;  // kinds of operations of the compute streams during updates
     std::map<std::pair<int, int>, bool> updating;
@@ -110,10 +110,10 @@ TEST_F(Run, OptimizersOperationsAreNoOtherKernels) {
       if (e["name"] == "update ends") on = false;
     }
     for (const auto& [name, cat] : found)
-      EXPECT_TRUE(kinds.contains(cat)) << optimizer << ": " << name << " is " << cat;
-    EXPECT_EQ(found[operation], kind) << optimizer;
+      EXPECT_TRUE(kinds.contains(cat)) << word_of(optimizer) << ": " << name << " is " << cat;
+    EXPECT_EQ(found[operation], kind) << word_of(optimizer);
     if (config.qk_clip > 0) {
-      EXPECT_EQ(found["scale_heads"], "optimizer") << optimizer;
+      EXPECT_EQ(found["scale_heads"], "optimizer") << word_of(optimizer);
     }
   }
 }

@@ -33,13 +33,6 @@ std::string llmc(int32_t magic, int32_t version, int32_t count, const std::strin
   return packed(magic, version, count) + std::string(1012, '\0') + tokens;
 }
 
-TEST(TokenFormat, NamesAreThoseOfTheFlag) {
-  EXPECT_EQ(parse_token_format("auto"), TokenFormat::automatic);
-  EXPECT_EQ(parse_token_format("megatron"), TokenFormat::megatron);
-  EXPECT_THAT(message_of<InvalidArgument>([] { (void)parse_token_format("u8"); }),
-              AllOf(HasSubstr("--token-format 'u8'"), HasSubstr("u16, u32, llmc or megatron")));
-}
-
 TEST(TokenFormat, RawTokensAreNamed) {
   const TemporaryFolder folder;
   const std::string path = folder.write("t", packed(uint16_t{1}, uint16_t{65535}, uint16_t{3}, uint16_t{0}));

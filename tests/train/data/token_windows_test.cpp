@@ -431,12 +431,5 @@ TEST(TokenWindows, DescriptionsDifferBetweenData) {
   EXPECT_EQ(windows_over({{50, 1}}, TokenOrder::shuffled).progress(75), "epoch 1.53");
 }
 
-TEST(TokenWindows, OrdersAreNamed) {
-  for (const TokenOrder order : {TokenOrder::sequential, TokenOrder::hashed, TokenOrder::shuffled})
-    EXPECT_EQ(parse_token_order(name_of(order)), order);
-  EXPECT_THAT(message_of<InvalidArgument>([] { parse_token_order("random"); }),
-              HasSubstr("--order 'random'"));
-}
-
 }  // namespace
 }  // namespace sherd

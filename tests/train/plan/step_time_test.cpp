@@ -1,8 +1,6 @@
 // Records played on hand-made profiles, and profiles as files.
 #include <sherd/train/plan/step_time.h>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <sherd/base/error.h>
@@ -12,9 +10,7 @@
 namespace sherd {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::DoubleNear;
-using ::testing::HasSubstr;
 
 /// 1 GFLOP/s, 1 GB/s of memory and links, no latencies, two ranks on a host.
 HardwareProfile simple() {

@@ -5,9 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <google/protobuf/wrappers.pb.h>
 
 #include <sherd/base/error.h>
@@ -21,12 +18,7 @@
 namespace sherd {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 
 struct Settings {
   int64_t value = 4;  // named as the field of the message that stands for a program's
@@ -96,6 +88,37 @@ TEST(Fields, EveryProblemIsNamedInTheOrderOfTheTable) {
   const std::string yaml = folder.write("e.yaml", "strategy: optim\nlist:\n  - 1\n");
   EXPECT_THAT(parse(s, {"--config", yaml.c_str()}),
               Contains(HasSubstr(yaml + ": config files are Protobuf text, not YAML or JSON")));
+}
+
+enum class Color { red, green };
+constexpr EnumTable<Color, 2> kColors{"red", "green"};
+
+TEST(Fields, WordsOfAnEnumerationAreItsValues) {
+  Color color = Color::red;
+  std::optional<Color> chosen = Color::red;
+  const Field field{"color", word_target<kColors>(color), "red|green", "", 0, 0, "lime=green"};
+  const Field optional{"chosen", word_target<kColors>(chosen), "red|green|auto", ""};
+  EXPECT_EQ(set_from_text(field, "lime"), "");
+  EXPECT_EQ(color, Color::green);
+  EXPECT_EQ(show_value(field), "green");
+  EXPECT_EQ(set_from_text(field, "auto"), "must be one of red|green");
+  EXPECT_EQ(color, Color::green);
+  EXPECT_EQ(set_from_text(optional, "auto"), "");
+  EXPECT_EQ(chosen, std::nullopt);
+  const std::vector<FieldGroup> groups = {{"", {field, optional}}};
+  EXPECT_EQ(config_text(groups), R"({"color":"green","chosen":"auto"})");
+  EXPECT_EQ(set_from_text(optional, "green"), "");
+  EXPECT_EQ(chosen, Color::green);
+}
+
+TEST(Fields, ExcludedBoundsAreRefused) {
+  double rate = 0, decay = 1;
+  const Field above{"rate", &rate, "X", "", 0, 2, "", false, true},
+      below{"decay", &decay, "X", "", 0, 1, "", false, false, true};
+  EXPECT_EQ(check_value(above), "must be greater than 0 and at most 2");
+  EXPECT_EQ(check_value(below), "must be less than 1 and at least 0");
+  rate = 2, decay = 0;
+  EXPECT_EQ(check_value(above) + check_value(below), "");
 }
 
 TEST(Fields, NumbersThatAreNotFiniteOrHaveASignAtZeroAreRefused) {
