@@ -20,8 +20,8 @@ using testing::Key;
 struct Scene {
   explicit Scene(int64_t the_step) : step(the_step) {
     CheckpointFolder folder(path, files);
-    save(folder, files, 10, "aaaaaaaa", 0, "1.5");
-    save(folder, files, 20, "bbbbbbbb");
+    save_tagged(folder, files, 10, "aaaaaaaa", 0, "1.5");
+    save_tagged(folder, files, 20, "bbbbbbbb");
     folder.write_best(checkpoint_name(10));
     files.lose_unsynced(Loss::all);
     files.reset();
@@ -31,7 +31,7 @@ struct Scene {
     save_and_prune(folder);
   }
   void save_and_prune(CheckpointFolder& folder) {
-    save(folder, files, step, "cccccccc", 0, "0.5");
+    save_tagged(folder, files, step, "cccccccc", 0, "0.5");
     if (const auto best = folder.lowest_loss("d", any); best->name != folder.best())
       folder.write_best(best->name);
     folder.prune(2);
@@ -175,7 +175,7 @@ TEST_P(CheckpointFolderFaults, LateFailureSaysThatTheCheckpointIsThere) {
     CheckpointFolder folder(scene.path, scene.files);
     scene.files.arm(std::move(fault));
     const std::string message =
-        message_of<LateFailure>([&] { save(folder, scene.files, GetParam(), "cccccccc"); });
+        message_of<LateFailure>([&] { save_tagged(folder, scene.files, GetParam(), "cccccccc"); });
     EXPECT_EQ(tags_in(scene.path), scene.after(false)) << message;
     EXPECT_THAT(message,
                 AllOf(HasSubstr(checkpoint_name(GetParam())), HasSubstr("complete and in its place")));

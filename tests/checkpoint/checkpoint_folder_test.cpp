@@ -52,11 +52,11 @@ TEST(CheckpointFolder, CommitsUnderFreshAndTakenNames) {
   EXPECT_EQ(folder.path(), path);
   EXPECT_EQ(folder.next_sequence(), 1u);
   EXPECT_THAT(tags_in(path), IsEmpty());
-  EXPECT_EQ(save(folder, files, 10, "aaaaaaaa"), path / "step_00000010");
+  EXPECT_EQ(save_tagged(folder, files, 10, "aaaaaaaa"), path / "step_00000010");
   EXPECT_EQ(latest(path), "step_00000010");
-  save(folder, files, 20, "bbbbbbbb");
+  save_tagged(folder, files, 20, "bbbbbbbb");
   EXPECT_EQ(latest(path), "step_00000020");
-  save(folder, files, 10, "cccccccc");
+  save_tagged(folder, files, 10, "cccccccc");
   EXPECT_EQ(latest(path), "step_00000010");
   EXPECT_EQ(tags_in(path), (std::map<std::string, std::string>{{"step_00000010", "cccccccc"},
                                                                {"step_00000020", "bbbbbbbb"}}));
@@ -68,7 +68,7 @@ TEST(CheckpointFolder, CommitsUnderFreshAndTakenNames) {
 TEST_F(CheckpointFolders, CommitsWhereATornCheckpointHasTheName) {
   path.write("step_00000010/manifest.binpb", "torn");
   CheckpointFolder folder(path.path(), files);
-  save(folder, files, 10, "aaaaaaaa");
+  save_tagged(folder, files, 10, "aaaaaaaa");
   EXPECT_THAT(tags_in(path.path()), SizeIs(1));
   EXPECT_THAT(temporaries(path.path()), IsEmpty());
 }
@@ -78,7 +78,7 @@ TEST_F(CheckpointFolders, OtherFoldersAreNotReplaced) {
   path.write("step_00000030/notes.txt", "a folder");
   CheckpointFolder folder(path.path(), files);
   for (const int64_t step : {20, 30}) {
-    EXPECT_THAT(message_of<IoError>([&] { save(folder, files, step, "aaaaaaaa"); }),
+    EXPECT_THAT(message_of<IoError>([&] { save_tagged(folder, files, step, "aaaaaaaa"); }),
                 AllOf(HasSubstr(path / checkpoint_name(step)), HasSubstr("move it away")));
   }
   EXPECT_EQ(read_bytes(path / "step_00000020"), "a file");
@@ -87,7 +87,7 @@ TEST_F(CheckpointFolders, OtherFoldersAreNotReplaced) {
 
 TEST_F(CheckpointFolders, PruningCountsAndRemovesByTheRule) {
   CheckpointFolder folder(path.path(), files);
-  for (const int64_t step : {10, 20, 30, 40, 50}) save(folder, files, step, "aaaaaaaa");
+  for (const int64_t step : {10, 20, 30, 40, 50}) save_tagged(folder, files, step, "aaaaaaaa");
   const auto is = [](std::vector<std::string> names) {
     return [=](const CommittedCheckpoint& c) {
       return std::find(names.begin(), names.end(), c.name) != names.end();
@@ -111,14 +111,14 @@ TEST_F(CheckpointFolders, WhatIsNotFiniteNeverMakesAFiniteOneGo) {
       all.push_back(c.name.substr(11));
     return all;
   };
-  for (const int64_t step : {10, 20, 30}) save(folder, files, step, "aaaaaaaa");
+  for (const int64_t step : {10, 20, 30}) save_tagged(folder, files, step, "aaaaaaaa");
   for (const int64_t step : {40, 50, 60}) {
-    save(folder, files, step, "nannannn", 3);
+    save_tagged(folder, files, step, "nannannn", 3);
     folder.prune(2);
   }
   EXPECT_THAT(names(), ElementsAre("60", "50", "30", "20"))
       << "the newest 2, and the newest 2 that are finite";
-  save(folder, files, 70, "aaaaaaaa");
+  save_tagged(folder, files, 70, "aaaaaaaa");
   folder.prune(2);
   EXPECT_THAT(names(), ElementsAre("70", "60", "30"));
   EXPECT_THAT(CheckpointFolder(path / "other", files).prune(1), IsEmpty());
@@ -126,12 +126,12 @@ TEST_F(CheckpointFolders, WhatIsNotFiniteNeverMakesAFiniteOneGo) {
 
 TEST_F(CheckpointFolders, WhatIsNotFiniteDoesNotReplaceAFiniteOneOfItsStep) {
   CheckpointFolder folder(path.path(), files);
-  save(folder, files, 10, "aaaaaaaa");
-  EXPECT_THAT(message_of<IoError>([&] { save(folder, files, 10, "nannannn", 1); }),
+  save_tagged(folder, files, 10, "aaaaaaaa");
+  EXPECT_THAT(message_of<IoError>([&] { save_tagged(folder, files, 10, "nannannn", 1); }),
               AllOf(HasSubstr("step_00000010"), HasSubstr("is left as it is")));
   EXPECT_EQ(tags_in(path.path()).at("step_00000010"), "aaaaaaaa");
-  save(folder, files, 20, "nannannn", 1);
-  save(folder, files, 20, "NANNANNN", 1);
+  save_tagged(folder, files, 20, "nannannn", 1);
+  save_tagged(folder, files, 20, "NANNANNN", 1);
   EXPECT_EQ(tags_in(path.path()).at("step_00000020"), "NANNANNN");
 }
 
@@ -143,7 +143,7 @@ TEST_F(CheckpointFolders, OneRunSavesAtATime) {
     EXPECT_THAT(message_of<IoError>([&] { CheckpointFolder(path.path(), files); }),
                 AllOf(HasSubstr("another run"), HasSubstr(path / "lock"), HasSubstr("another folder")));
     EXPECT_EQ(files.kind(unfinished), FileSystem::Kind::folder);  // the one in use is not swept
-    save(first, files, 7, "aaaaaaaa");
+    save_tagged(first, files, 7, "aaaaaaaa");
   }
   CheckpointFolder second(path.path(), files);
   EXPECT_EQ(second.next_sequence(), 2u);
@@ -192,7 +192,7 @@ TEST_F(CheckpointFolders, ListLeavesOutWhatIsUnusable) {
   std::string manifest;
   {
     CheckpointFolder folder(path.path(), files);
-    save(folder, files, 1, "aaaaaaaa");
+    save_tagged(folder, files, 1, "aaaaaaaa");
     manifest = read_bytes(path / "step_00000001/manifest.binpb");
   }
   path.write("step_00000003", "a file");
@@ -229,7 +229,7 @@ TEST(CheckpointFolder, ACheckpointOfANewerFormatMakesTheFolderUntouchable) {
     FileSystem& files = FileSystem::posix();
     {
       CheckpointFolder folder(path.path(), files);
-      for (const int64_t step : {10, 20, 30}) save(folder, files, step, "aaaaaaaa");
+      for (const int64_t step : {10, 20, 30}) save_tagged(folder, files, step, "aaaaaaaa");
     }
     make_newer(path / (newer + "/manifest.binpb"));
     path.write("step_00000040.tmp-0123456789abcdef-0/model/shard", "of the newer program");
@@ -250,7 +250,7 @@ TEST(CheckpointFolder, AnUnreadableOneIsOlderThanEveryLaterSave) {
   FaultFileSystem files;
   {
     CheckpointFolder folder(path.path(), files);
-    for (const int64_t step : {10, 20, 30}) save(folder, files, step, "aaaaaaaa");
+    for (const int64_t step : {10, 20, 30}) save_tagged(folder, files, step, "aaaaaaaa");
   }
   files.fail_reads("step_00000030/manifest.binpb", EIO);
   std::vector<UnusableCheckpoint> unusable;
@@ -261,7 +261,7 @@ TEST(CheckpointFolder, AnUnreadableOneIsOlderThanEveryLaterSave) {
   {
     // A run that resumes from step 20 with other steps between its saves.
     CheckpointFolder folder(path.path(), files);
-    save(folder, files, 25, "bbbbbbbb");
+    save_tagged(folder, files, 25, "bbbbbbbb");
     EXPECT_THAT(folder.prune(1), ElementsAre("step_00000020", "step_00000010"));
   }
   files.reset();
@@ -271,8 +271,8 @@ TEST(CheckpointFolder, AnUnreadableOneIsOlderThanEveryLaterSave) {
 
 TEST_F(CheckpointFolders, PruneKeepsTheNewestBySequence) {
   CheckpointFolder folder(path.path(), files);
-  for (const int64_t step : {10, 20, 30, 40}) save(folder, files, step, "aaaaaaaa");
-  save(folder, files, 15, "bbbbbbbb");  // resumed from step 10
+  for (const int64_t step : {10, 20, 30, 40}) save_tagged(folder, files, step, "aaaaaaaa");
+  save_tagged(folder, files, 15, "bbbbbbbb");  // resumed from step 10
   path.write("step_00000001/manifest.binpb", "torn");
   EXPECT_THAT(folder.prune(9), IsEmpty());
   EXPECT_THAT(folder.prune(3), ElementsAre("step_00000020", "step_00000010"));
@@ -287,12 +287,12 @@ TEST_F(CheckpointFolders, PruneKeepsTheNewestBySequence) {
 
 TEST_F(CheckpointFolders, TheBestIsTheOldestFiniteOneOfTheLowestLoss) {
   CheckpointFolder folder(path.path(), files);
-  save(folder, files, 10, "aaaaaaaa");
+  save_tagged(folder, files, 10, "aaaaaaaa");
   EXPECT_FALSE(folder.lowest_loss("d", any).has_value()) << "never evaluated";
   const std::pair<int64_t, const char*> evaluated[] = {
       {20, "2.5"}, {30, "1.5"}, {40, "1.5"}, {50, "nan"}, {60, "2"}};
-  for (const auto& [step, loss] : evaluated) save(folder, files, step, "aaaaaaaa", 0, loss);
-  save(folder, files, 70, "nannannn", 1, "0.5");
+  for (const auto& [step, loss] : evaluated) save_tagged(folder, files, step, "aaaaaaaa", 0, loss);
+  save_tagged(folder, files, 70, "nannannn", 1, "0.5");
   const auto best = folder.lowest_loss("d", any);
   ASSERT_TRUE(best.has_value());
   EXPECT_EQ(best->name, "step_00000030");
@@ -305,7 +305,7 @@ TEST_F(CheckpointFolders, TheBestIsTheOldestFiniteOneOfTheLowestLoss) {
 
 TEST_F(CheckpointFolders, PruningLeavesTheOneThatBestNames) {
   CheckpointFolder folder(path.path(), files);
-  for (const int64_t step : {10, 20, 30, 40}) save(folder, files, step, "aaaaaaaa");
+  for (const int64_t step : {10, 20, 30, 40}) save_tagged(folder, files, step, "aaaaaaaa");
   EXPECT_EQ(folder.best(), "");
   folder.write_best("step_00000020");
   EXPECT_THAT(folder.prune(1), ElementsAre("step_00000030", "step_00000010"));
@@ -313,7 +313,7 @@ TEST_F(CheckpointFolders, PruningLeavesTheOneThatBestNames) {
               ElementsAre("best", "latest", "lock", "step_00000020", "step_00000040"));
   EXPECT_EQ(read_bytes(path / "best"), "step_00000020\n");
   // Another run replaces all of them.
-  save(folder, files, 50, "aaaaaaaa");
+  save_tagged(folder, files, 50, "aaaaaaaa");
   folder.remove([](const CommittedCheckpoint& c) { return c.name != "step_00000050"; });
   EXPECT_THAT(files.list(path.path()), ElementsAre("latest", "lock", "step_00000050"));
 }

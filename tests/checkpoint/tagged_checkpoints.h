@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 inline const std::string kTaggedHeader = "8 bytes ";
 
-inline void put(FileSystem& files, const fs::path& path, const std::string& bytes) {
+inline void put_file(FileSystem& files, const fs::path& path, const std::string& bytes) {
   const auto file = files.create_new(path);
   if (!file) throw IoError("taken: " + path.string());
   file->write(bytes.data(), static_cast<int64_t>(bytes.size()));
@@ -28,8 +28,8 @@ inline void put(FileSystem& files, const fs::path& path, const std::string& byte
 
 /// Saves a checkpoint that holds `tag` (8 letters) in a file of each section; so many values of its model are
 /// said not to be finite, and `loss` is that of an evaluation on the data "d".
-inline fs::path save(CheckpointFolder& folder, FileSystem& files, int64_t step, const std::string& tag,
-                     int64_t not_finite = 0, const std::string& loss = "") {
+inline fs::path save_tagged(CheckpointFolder& folder, FileSystem& files, int64_t step, const std::string& tag,
+                            int64_t not_finite = 0, const std::string& loss = "") {
   const fs::path temporary = folder.temporary(step);
   Manifest manifest;
   manifest.training.step = step;
@@ -40,7 +40,7 @@ inline fs::path save(CheckpointFolder& folder, FileSystem& files, int64_t step, 
     for (const Section section : {Section::model, Section::optim}) {
       files.create_folder(temporary / name_of(section));
       const std::string path = std::string(name_of(section)) + "/file";
-      put(files, temporary / path, kTaggedHeader + tag);
+      put_file(files, temporary / path, kTaggedHeader + tag);
       manifest.tensors.push_back({"t", section, DType::u8, {8}, {{{{0}, {8}}, 0, 8}}});
       manifest.tensors.back().pieces[0].file = static_cast<int>(manifest.files.size());
       if (section == Section::model) manifest.tensors.back().pieces[0].not_finite = {not_finite, 0};
