@@ -135,8 +135,7 @@ Weights train_sharing(Strategy s, bool inside_the_first, int prefetch, bool resh
     Sharing model(inside_the_first);
     const Routing routes = route(model, {.optimizer = Algorithm::adamw});
     const DeviceMesh mesh = mesh_of(r);
-    const FullyShardOptions o{
-        .strategy = s, .reshard_after_forward = reshard};
+    const FullyShardOptions o{.strategy = s, .reshard_after_forward = reshard};
     fully_shard(model.shared, mesh, o);
     for (auto& c : model.callers) fully_shard(*c, mesh, o);
     fully_shard(model, mesh, o, {.prefetch = prefetch, .overlap_reduce = overlap});

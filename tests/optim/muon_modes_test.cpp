@@ -219,9 +219,9 @@ TEST(MuonModes, ScaleIsThatOfTheWholeMatrixThatTensorParallelismCuts) {
 }
 
 TEST(MuonModes, ImpossibleModesAreRefusedOnEveryRank) {
-  EXPECT_THAT(
-      message_of<Error>([] { (void)trained(Muon::factory({.whole = {.mode = MatrixMode::gram}}), {.ranks = 4}); }),
-      HasSubstr("wide 3 x 20"));
+  EXPECT_THAT(message_of<Error>(
+                  [] { (void)trained(Muon::factory({.whole = {.mode = MatrixMode::gram}}), {.ranks = 4}); }),
+              HasSubstr("wide 3 x 20"));
 }
 
 }  // namespace
