@@ -143,7 +143,7 @@ LoadReport load_state_dict(ModuleBase& root, Optimizer* optimizer, const StateDi
   }
   std::set<std::string> absent(report.started_anew.begin(), report.started_anew.end());
   absent.insert(report.missing.begin(), report.missing.end());
-  fill(runtime, ranks, all, [&](size_t i) {
+  fill(runtime, kind == DictKind::on_first ? nullptr : &ranks, all, [&](size_t i) {
     if (absent.contains(all[i].name)) return false;
     take(stream, world, all[i], reads ? find(dict, all[i]) : nullptr, kind);
     return true;

@@ -23,8 +23,8 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
       updates_(std::make_unique<UpdateCount>()),
       sets_(std::make_shared<UpdateSets>(device_.label())) {
   build(root);
-  begin_step(
-      nullptr);  // marks all copies as stale, so that the first unshard() publishes the initial masters
+  // Marks all copies as stale, so that the first unshard() publishes the initial masters.
+  begin_step(nullptr);
   device_.issue_in_order(true);  // until the first step is over
 }
 

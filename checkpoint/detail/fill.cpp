@@ -84,15 +84,19 @@ std::vector<Wanted> wanted(ModuleBase& root, const std::vector<Optimizer*>& opti
   return wanted(root, options.model, loaded);
 }
 
-void fill(ShardRuntime& runtime, Agreement& ranks, const std::vector<Wanted>& all,
+void fill(ShardRuntime& runtime, Agreement* ranks, const std::vector<Wanted>& all,
           const std::function<bool(size_t)>& take) {
   Stream& stream = runtime.device().compute();
   WeightsChange change(runtime);
   change.begin_update();
-  ranks.run_collectively([&] {
+  const auto take_all = [&] {
     for (size_t i = 0; i < all.size(); ++i)
       if (!take(i) && all[i].section == Section::optim) ops::fill(stream, all[i].local, 0);
-  });
+  };
+  if (ranks != nullptr)
+    ranks->run_collectively(take_all);
+  else
+    take_all();
   stream.synchronize();
   change.end();
   const auto is_model = [](const Wanted& w) { return w.section == Section::model; };
@@ -101,7 +105,7 @@ void fill(ShardRuntime& runtime, Agreement& ranks, const std::vector<Wanted>& al
 
 void fill_from_files(ShardRuntime& runtime, Agreement& ranks, const std::vector<Wanted>& all,
                      CheckpointReader& reader, const std::vector<FileParts>& parts, LoadReport& report) {
-  fill(runtime, ranks, all, [&](size_t i) {
+  fill(runtime, &ranks, all, [&](size_t i) {
     const Wanted& w = all[i];
     const auto is_missing = [](const FilePart& from) { return from.tensor == nullptr; };
     if (parts[i].empty() || std::ranges::any_of(parts[i], is_missing)) return false;
@@ -135,7 +139,7 @@ bool equal_values(CheckpointReader& reader, const CheckpointTensor& a, const Che
     return read;
   };
   const std::vector<float> of_a = values(a), of_b = values(b);
-  return std::memcmp(of_a.data(), of_b.data(), of_a.size() * sizeof(float)) == 0;
+  return of_a.empty() || std::memcmp(of_a.data(), of_b.data(), of_a.size() * sizeof(float)) == 0;
 }
 
 }  // namespace sherd

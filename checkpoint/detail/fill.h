@@ -18,8 +18,9 @@ std::vector<Wanted> wanted(ModuleBase& root, const std::vector<Optimizer*>& opti
                            const LoadOptions& options, const char* function);
 
 /// Fills one tensor after the other by take(i), and informs the runtime. Where it returns false the tensor is missing:
-/// optimizer state restarts from zero, other tensors keep their values. Collective, also when it fails.
-void fill(ShardRuntime& runtime, Agreement& ranks, const std::vector<Wanted>& all,
+/// optimizer state restarts from zero, other tensors keep their values. Collective. With `ranks` also when take() fails: every
+/// rank throws; without, take() exchanges messages itself, and its error leaves at once.
+void fill(ShardRuntime& runtime, Agreement* ranks, const std::vector<Wanted>& all,
           const std::function<bool(size_t)>& take);
 
 /// A tensor of files, null for a missing one, and the box of it that is a box of a wanted one.

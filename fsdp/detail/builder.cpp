@@ -1,6 +1,8 @@
 // Construction of a sharded model's runtime.
 #include <fmt/format.h>
 
+#include <set>
+
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -23,7 +25,8 @@ std::vector<std::string> in_words(const std::vector<UnitClaim>& claims, const st
   std::vector<std::string> lines = {
       fmt::format("root options (prefetch {}, overlap_reduce {}, allow_unused {}, seed {})", o.prefetch,
                   o.overlap_reduce, o.allow_unused, o.seed)};
-  for (const std::string& name : o.ignored) lines.push_back(fmt::format("ignored parameter '{}'", name));
+  for (const std::string& name : std::set<std::string>(o.ignored.begin(), o.ignored.end()))
+    lines.push_back(fmt::format("ignored parameter '{}'", name));
   for (const UnitClaim& claim : claims) {
     const auto& [mesh, options, root] = *claim.module->wrap();
     lines.push_back(

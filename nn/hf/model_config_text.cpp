@@ -112,6 +112,9 @@ std::string both_ropes(const ModelDescription& d, Family family) {
 std::string model_config_text(const ModelDescription& d, DType dtype) {
   const auto family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
                                    [&](const Family& f) { return f.family == d.family; });
+  if (family == std::end(kFamilies))
+    throw InvalidArgument(
+        "model_config_text: transformers has no model of family byte_gpt; export its weights alone");
   const bool gpt2 = d.family == ModelFamily::gpt2;
   json text = gpt2 ? gpt2_text(d) : llama_kind_text(d, *family);
   // A dense width beside experts is not used, but the class of transformers wants one.

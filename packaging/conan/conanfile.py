@@ -11,7 +11,7 @@ from conan import ConanFile
 from conan.tools.cmake import CMake, CMakeToolchain, cmake_layout
 from conan.tools.files import copy, load
 
-FOLDERS = ("adapters", "checkpoint", "cmake", "comm", "dtensor", "fsdp", "include", "kernels", "nn", "optim", "packaging", "train")
+FOLDERS = ("adapters", "base", "checkpoint", "cmake", "comm", "dtensor", "fsdp", "include", "kernels", "nn", "optim", "packaging", "train")
 
 
 class Sherd(ConanFile):

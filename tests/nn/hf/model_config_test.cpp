@@ -527,5 +527,12 @@ TEST(ModelConfig, ADecimalCommaChangesNothing) {
   if (!locale.c()) GTEST_SKIP() << "of the locales of C++ alone: localedef is missing";
 }
 
+TEST(ModelConfigText, AModelThatTransformersLacksIsRefused) {
+  nn::ModelDescription d;
+  d.family = nn::ModelFamily::byte_gpt;
+  EXPECT_THAT(message_of<InvalidArgument>([&] { (void)model_config_text(d, DType::f32); }),
+              HasSubstr("byte_gpt"));
+}
+
 }  // namespace
 }  // namespace sherd::hf
