@@ -13,7 +13,7 @@ KINDS = {
     "nightly": (ROOT / "scripts/nightly.sh").read_text,
     "ci": (ROOT / ".ci/run").read_text,
 }
-NAMED = {"ctest": r"(?:add_test\(NAME |sherd_test\(){}\s", "nightly": r'^ *stage "{}"', "ci": r'^echo "== {}"$'}
+NAMED = {"ctest": r"(?:add_test\(NAME |sherd_test\(|sherd_interop\(){}\s", "nightly": r'^ *stage "{}"', "ci": r'^echo "== {}"$'}
 
 
 @functools.cache

@@ -34,7 +34,7 @@ constexpr Gpu kGpus[] = {{"a100", 80, 2.0, 312, 19.5, 271, 17.5, 240, 25, 8},
                          {"gb300", 288, 8.0, 2500, 80, 1822, 72, 682, 100, 72}};
 
 /// Parts of the rate of large products by FLOPs (Isaev et al., Calculon, 2023).
-std::vector<SizedRate> products(double tflops) {
+std::vector<SizedRate> product_rates(double tflops) {
   return {{1e8, .10e12 * tflops}, {1e9, .63e12 * tflops}, {16e9, .95e12 * tflops}, {128e9, 1e12 * tflops}};
 }
 
@@ -55,8 +55,8 @@ HardwareProfile profile_of(const Gpu& g) {
           .peak_flops_32 = g.peak_32 * 1e12,
           .memory_bytes_per_s = .9e12 * g.memory_tb_per_s,
           .operation_s = 3e-6,
-          .products_16 = products(g.products_16),
-          .products_32 = products(g.products_32),
+          .products_16 = product_rates(g.products_16),
+          .products_32 = product_rates(g.products_32),
           .host = {10e-6, {{1e5, .05e9 * g.host_gb_per_s}, {1e8, 1e9 * g.host_gb_per_s}}},
           .network = {20e-6, network(g.network_gb_per_s)}};
 }
