@@ -187,10 +187,11 @@ TEST_F(StopRun, AScriptThatStartsTheProgramLeavesItTimeToSave) {
   }
 }
 
+// It saves for a while: what ends at once ends for the script, before the signal ends that.
 TEST_F(StopRun, TheCodeOfWhatAScriptStartsIsTheRanks) {
-  script(
-      "inner",
-      "#!/bin/bash\nhere=${0%/*}\ntrap 'exit 7' TERM\necho x >>$here/ready\nwhile :; do sleep 0.05; done\n");
+  script("inner",
+         "#!/bin/bash\nhere=${0%/*}\ntrap 'sleep 0.5; exit 7' TERM\necho x >>$here/ready\nwhile :; do sleep "
+         "0.05; done\n");
   program("\"$here/inner\"\ntrue");
   const pid_t child = start(folder_, arguments("--nproc 1"));
   ASSERT_TRUE(within_seconds(30, [&] { return fs::exists(folder_ / "ready"); }));
