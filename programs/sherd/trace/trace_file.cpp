@@ -69,10 +69,11 @@ FlightFile read_flight_file(const fs::path& path) {
   JsonObject top = JsonObject::parse(read_text(file.path, "name a file of sherd's flight recorder"),
                                      file.path, kTraceRemedy);
   const auto count = [&](const char* key) { return top.integer(key, std::nullopt, 0, kMost); };
-  if (count("sherd_flight") != 1) {
-    top.refuse("sherd_flight", "1 is needed; the file is of another version of sherd");
-    top.require_none();
-  }
+  if (!top.has("sherd_flight") || top.integer("sherd_flight", std::nullopt, 1, kMost) != 1)
+    top.refuse("sherd_flight", top.has("sherd_flight")
+                                   ? "1 is needed; the file is of another version of sherd"
+                                   : "files of sherd's flight recorder have it");
+  top.require_none();
   file.size = static_cast<int>(top.integer("size", std::nullopt, 1, kMostRanks));
   file.rank = static_cast<int>(top.integer("rank", std::nullopt, 0, file.size - 1));
   file.launch = top.text("launch", "");

@@ -37,7 +37,7 @@ void check_ranks(const TrainConfig& c, const RuleCheck& rules) {
               fmt::format("--replicas {}{}: must divide --ranks {}", c.replicas, product, c.ranks));
   }
   // One of a checkpoint waits for a run that has buckets again.
-  if (rules.good("bucket_size") && rules.given().by_anyone("bucket_size") &&
+  if (rules.good("bucket_size", "strategy", "layout") && rules.given().by_anyone("bucket_size") &&
       c.bucket_size != TrainConfig().bucket_size && !has_buckets(c))
     rules.refuse("bucket_size",
                  "no bucket spans blocks; give --layout whole_param and --strategy optim or optim_grads");
@@ -122,7 +122,7 @@ void check_guards(const TrainConfig& c, const RuleCheck& rules) {
   // On the command line alone: a config file may serve several arrangements of ranks.
   const bool repeats =
       c.tp > 1 || c.replicas > 1 || (c.ranks > 1 && c.strategy != sherd::Strategy::optim_grads_params);
-  if (rules.good("ranks", "replicas", "tp") && rules.given().flags.has("check_replicas") &&
+  if (rules.good("ranks", "replicas", "tp", "strategy") && rules.given().flags.has("check_replicas") &&
       c.check_replicas > 0 && !repeats)
     rules.refuse(
         "check_replicas",

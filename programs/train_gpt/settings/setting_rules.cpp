@@ -78,6 +78,10 @@ void RuleCheck::check_all() const {
                        : rule->set() == proto::GIVEN ? given_.by_anyone(name)
                                                      : value.now != value.standard;
       if (!set || !good(name) || (rule->has_value() && rule->value() != value.now)) continue;
+      // What depends on a value that is refused itself cannot be told.
+      const auto is_open = [this](const std::string& condition) { return !good(Condition(condition).name); };
+      if (std::ranges::any_of(rule->needs(), is_open) || std::ranges::any_of(rule->not_with(), is_open))
+        continue;
       const auto is_true = [this](const std::string& condition) { return holds(condition); };
       const auto other = std::ranges::find_if(rule->not_with(), is_true);
       const bool lacks = !rule->needs().empty() && std::ranges::none_of(rule->needs(), is_true);

@@ -1,6 +1,8 @@
 // Settings that are refused, by themselves and together, and decisions by the job around them.
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,6 +42,17 @@ TEST(Config, RulesAmongFields) {
   EXPECT_THAT(refusal({"--ranks", "8", "--tp", "2", "--batch", "6"}),
               AllOf(HasSubstr("--ranks 8 / --tp 2 x --grad-accum 1 = 4"), HasSubstr("e.g. 8")));
   EXPECT_EQ(parse({"--ranks", "8", "--tp", "4", "--batch", "2"}).data_ranks(), 2);
+}
+
+TEST(Config, NothingIsSaidAboutWhatDependsOnARefusedWord) {
+  const std::vector<std::pair<const char*, std::vector<std::string>>> all = {
+      {"--tf32", {"--device", "gpu", "--tf32"}},
+      {"--comm", {"--device", "gpu", "--comm", "nccl"}},
+      {"--min-lr", {"--lr-schedule", "x", "--min-lr", "1e-4"}},
+      {"--bucket-size", {"--layout", "x", "--strategy", "optim", "--bucket-size", "5"}},
+      {"--check-replicas", {"--strategy", "x", "--ranks", "4", "--batch", "4", "--check-replicas", "2"}}};
+  for (const auto& [silent, flags] : all)
+    EXPECT_THAT(refusal(flags), AllOf(HasSubstr("must be one of"), Not(HasSubstr(silent))));
 }
 
 TEST(Config, BucketsNeedALayoutAndAStrategyThatHaveThem) {
