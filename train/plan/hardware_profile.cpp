@@ -95,15 +95,10 @@ std::vector<SizedRate> read_rates(JsonObject& profile, const char* key) {
   if (!rows.is_array() || rows.empty())
     profile.refuse(key, "rows [[size, rate], ...] are needed, at least one");
   for (size_t i = 0; rows.is_array() && i < rows.size(); ++i) {
-    const auto good = [](const nlohmann::json& n, double low) {
-      return n.is_number() && n >= low && n <= kHuge;
-    };
-    const bool pair =
-        rows[i].is_array() && rows[i].size() == 2 && good(rows[i][0], 0) && good(rows[i][1], kTiny);
+    const auto good = [](const nlohmann::json& n) { return n.is_number() && n >= kTiny && n <= kHuge; };
+    const bool pair = rows[i].is_array() && rows[i].size() == 2 && good(rows[i][0]) && good(rows[i][1]);
     if (!pair)
-      profile.refuse_item(
-          key, i,
-          fmt::format("[size, rate] is needed, the size from 0, the rate from {}, to {}", kTiny, kHuge));
+      profile.refuse_item(key, i, fmt::format("[size, rate] is needed, from {} to {}", kTiny, kHuge));
     else if (!all.empty() && !(rows[i][0] > all.back().size))
       profile.refuse_item(key, i, "sizes must ascend; sort the rows");
     else
