@@ -108,7 +108,7 @@ TEST_P(OnMeshes, AdamWIsPyTorchs) {
 TEST_P(OnMeshes, TheModelComputesWithTheLatestWeightsRounded) {
   const auto [ranks, strategy, layout] = GetParam();
   for (const Algorithm algorithm : {Algorithm::adamw, Algorithm::muon}) {
-    launch(ranks, [&, ranks = ranks, strategy = strategy, layout = layout](RankContext& r) {
+    launch(ranks, [&, strategy = strategy, layout = layout](RankContext& r) {
       Bag bag;
       bag.rank = r.world->rank();
       const Parameter matrix = bag.add("matrix.weight", {7, 5}), vector = bag.add("vector.weight", {3});
@@ -208,7 +208,7 @@ TEST_P(OnMeshes, MuonOrthogonalizesWholeLogicalBlocks) {
 
 TEST_P(OnMeshes, NormCountsEveryElementOnceAndClippingScalesAll) {
   const auto [ranks, strategy, layout] = GetParam();
-  launch(ranks, [&, ranks = ranks, strategy = strategy, layout = layout](RankContext& r) {
+  launch(ranks, [&, strategy = strategy, layout = layout](RankContext& r) {
     Bag bag;
     bag.rank = 0;  // the same gradient everywhere: averaging keeps it exactly when ranks is a power of two
     const Parameter a = bag.add("a.weight", {7, 3}), b = bag.add("b.weight", {1}),

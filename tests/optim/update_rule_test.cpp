@@ -48,7 +48,7 @@ class OwnOptimizer : public ::testing::TestWithParam<std::tuple<int, Strategy, D
  protected:
   void on_ranks(const std::function<void(RankContext&, Three&, Optimizer&)>& f) {
     const auto [ranks, strategy, compute] = GetParam();
-    launch(ranks, [&, ranks = ranks, strategy = strategy, compute = compute](RankContext& r) {
+    launch(ranks, [&, strategy = strategy, compute = compute](RankContext& r) {
       Three model;
       const Routing routing = model.routed();
       fully_shard(model, mesh_of(r), {.strategy = strategy, .compute_dtype = compute});
