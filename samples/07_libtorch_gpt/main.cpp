@@ -262,11 +262,11 @@ int main_of(int argc, char** argv) {
       return 0;
     }
     if (!given.config_file.empty()) problems.push_back("--config is train_gpt's; give flags");
-    sherd::set_given(given, problems);
+    std::set<std::string_view> bad = sherd::set_given(given, problems);
     // The processes of a job are its ranks.
     if (config.comm != sherd::BackendKind::local && !given.has("ranks"))
       config.ranks = std::max<int64_t>(config.ranks, sherd::job_in_environment().processes);
-    const auto bad = sherd::check_values(groups, given, problems);
+    bad.merge(sherd::check_values(groups, given, problems));
     train_gpt::TrainConfig checked = config;
     if (!config.resume.empty()) checked.init_weights.clear();  // the checkpoint's weights replace them
     train_gpt::check_rules(checked, bad, {given, [&](std::string_view name) { return given.has(name); }},

@@ -87,12 +87,16 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
   return given;
 }
 
-void set_given(const GivenFlags& given, std::vector<std::string>& problems) {
+std::set<std::string_view> set_given(const GivenFlags& given, std::vector<std::string>& problems) {
+  std::set<std::string_view> refused;
   for (const auto& [field, text] : given.flags) {
     const std::string wrong =
         text.starts_with("--") ? "this is a flag where a value should be" : set_from_text(*field, text);
-    if (!wrong.empty()) problems.push_back(fmt::format("{} {}: {}", flag_of(*field), text, wrong));
+    if (wrong.empty()) continue;
+    refused.insert(field->name);
+    problems.push_back(fmt::format("{} {}: {}", flag_of(*field), text, wrong));
   }
+  return refused;
 }
 
 std::set<std::string_view> check_values(std::span<const FieldGroup> groups, const GivenFlags& given,

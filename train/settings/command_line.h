@@ -37,7 +37,8 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
                       std::vector<std::string>& problems);
 
 /// Sets the fields whose flags were given; appends values that cannot be parsed to `problems`.
-void set_given(const GivenFlags& given, std::vector<std::string>& problems);
+/// @returns the names of settings whose text is refused, which keep their value.
+std::set<std::string_view> set_given(const GivenFlags& given, std::vector<std::string>& problems);
 
 /// Checks every field's value, wherever it comes from. @returns the names of those that are outside their
 /// words or bounds, after appending a line on each: rules among several fields then check valid values

@@ -130,7 +130,7 @@ CommandLine parse_config(int argc, const char* const* argv) {
       problems.push_back(fmt::format("--config: {}; name a file of options", e.what()));
     }
   }
-  sherd::set_given(given, problems);
+  std::set<std::string_view> bad = sherd::set_given(given, problems);
   for (const auto& [field, text] : given.flags) {
     const std::string_view name = field->name;
     if (text.empty() && (name == "save" || name == "resume"))
@@ -156,7 +156,7 @@ CommandLine parse_config(int argc, const char* const* argv) {
   const bool is_inherited = std::find(names.begin(), names.end(), "lr") != names.end();
   if (!c.model.empty() && !c.from_scratch && c.resume.empty() && !is_given("lr") && !is_inherited)
     line.config.lr = kFineTuningRate;
-  const std::set<std::string_view> bad = sherd::check_values(fields, given, problems);
+  bad.merge(sherd::check_values(fields, given, problems));
   check_rules(line.config, bad, {given, is_given, names, c.resume}, problems, source ? &*source : nullptr);
   if (!problems.empty() && !unread.empty())
     problems.push_back(
