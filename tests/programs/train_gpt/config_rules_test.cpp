@@ -120,9 +120,9 @@ TEST(Config, AllOffendersAreInOneMessage) {
       refusal({"--ranks", "two", "--config", file, "--seq", "0", "--frobnicate", "3", "--lr", "-1", "--batch",
                "15", "--grad-accum", "2", "stray", "--warmup=-2"});
   EXPECT_THAT(message,
-              AllOf(HasSubstr("10 problems"), HasSubstr("--ranks two: must be a whole number"),
+              AllOf(HasSubstr("9 problems"), HasSubstr("--ranks two: must be a whole number"),
                     HasSubstr("--seq 0"), HasSubstr("--frobnicate: unknown flag"), HasSubstr("--lr -1"),
-                    HasSubstr("--batch 15"), HasSubstr("'stray'"), HasSubstr("--warmup -2")));
+                    Not(HasSubstr("--batch 15")), HasSubstr("'stray'"), HasSubstr("--warmup -2")));
   EXPECT_THAT(message, AllOf(HasSubstr(file + ": layers 0"), HasSubstr(file + ": memory_limit \"much\""),
                              HasSubstr("--dim 128: must be a multiple of --heads 3"), Not(HasSubstr("'3'"))));
 }
