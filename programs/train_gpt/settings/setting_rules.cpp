@@ -78,7 +78,7 @@ void RuleCheck::check_all() const {
                        : rule->set() == proto::GIVEN ? given_.by_anyone(name)
                                                      : value.now != value.standard;
       if (!set || !good(name) || (rule->has_value() && rule->value() != value.now)) continue;
-      // What depends on a value that is refused itself cannot be told.
+      // What depends on a value that is refused itself is unknown.
       const auto is_open = [this](const std::string& condition) { return !good(Condition(condition).name); };
       if (std::ranges::any_of(rule->needs(), is_open) || std::ranges::any_of(rule->not_with(), is_open))
         continue;
