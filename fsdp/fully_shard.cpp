@@ -90,7 +90,8 @@ void fully_shard(ModuleBase& root, const DeviceMesh& mesh, const FullyShardOptio
                  const RootOptions& root_options) {
   if (!root.is_root())
     throw InvalidArgument(
-        "fully_shard: RootOptions for a module inside another one; give them to the call of the root, which has "
+        "fully_shard: RootOptions for a module inside another one; give them to the call of the root, which "
+        "has "
         "no parent");
   wrap_module(root, {mesh, options, root_options});
 }
