@@ -56,8 +56,9 @@ function(sherd_library folder)
   sherd_use_pch(${target} ${arg_PCH})
 endfunction()
 
-# What runs once in a run, or waits for files: -O1 compiles it in three quarters of the time of -O2.
-function(sherd_program_code)
+# Code without loops over elements: it queues kernels, or waits for files and messages. -O1 compiles it in three quarters of
+# the time of -O2.
+function(sherd_host_code)
   foreach(target IN LISTS ARGN)
     target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   endforeach()

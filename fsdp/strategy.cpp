@@ -46,12 +46,6 @@ Strategy parse_strategy(std::string_view name) {
                   name));
 }
 
-Outer parse_outer(std::string_view name) {
-  for (auto& r : kOuter)
-    if (name == r.name) return r.outer;
-  throw InvalidArgument(fmt::format("outer '{}' is unknown; use no_shard or optim", name));
-}
-
 const char* name_of(Strategy s) { return kInner[static_cast<size_t>(s)].name; }
 const char* name_of(Outer o) { return kOuter[static_cast<size_t>(o)].name; }
 

@@ -31,7 +31,6 @@ enum class Outer { no_shard, optim };
 /// Parses "no_shard" ... "optim_grads_params", or the aliases "zero0" ... "zero3".
 /// @throws InvalidArgument listing the legal names.
 Strategy parse_strategy(std::string_view name);
-Outer parse_outer(std::string_view name);
 const char* name_of(Strategy s);
 const char* name_of(Outer o);
 

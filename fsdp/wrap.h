@@ -10,7 +10,7 @@ namespace sherd {
 struct Wrap {
   DeviceMesh mesh;
   FullyShardOptions options;
-  RootOptions root = {};  // unused but of the root
+  RootOptions root = {};  // of the root alone
 };
 
 }  // namespace sherd

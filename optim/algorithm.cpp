@@ -20,12 +20,6 @@ std::string title_of(const Algorithm& a) {
   return name_of(a);
 }
 
-Algorithm parse_algorithm(std::string_view name) {
-  for (const Algorithm& a : {Algorithm::adamw, Algorithm::muon})
-    if (name == a.name()) return a;
-  throw InvalidArgument(fmt::format("optimizer '{}' is unknown; use adamw or muon", name));
-}
-
 std::ostream& operator<<(std::ostream& out, const Algorithm& a) { return out << a.name(); }
 
 }  // namespace sherd

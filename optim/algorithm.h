@@ -61,8 +61,6 @@ inline constexpr Algorithm Algorithm::muon("muon", CutClass::row, true);
 std::string name_of(const Algorithm& a);
 /// Returns the name in sentences: "AdamW", "Muon", and the plain name of all others.
 std::string title_of(const Algorithm& a);
-/// Parses a name of this library's own. @throws InvalidArgument listing the legal names.
-Algorithm parse_algorithm(std::string_view name);
 /// Writes the name, for tests' messages.
 std::ostream& operator<<(std::ostream& out, const Algorithm& a);
 

@@ -7,8 +7,11 @@ cd "$1"
 failed=0
 complain() { echo "$*"; failed=1; }
 
-order=(base kernels comm dtensor fsdp nn optim checkpoint train)
+read -ra order <<<"$(sed -n 's/^set(SHERD_FOLDERS \(.*\))$/\1/p' CMakeLists.txt)"
+[ "${#order[@]}" -gt 0 ] || complain "CMakeLists.txt: no line set(SHERD_FOLDERS ...)"
+recipe=$(grep '^FOLDERS = ' packaging/conan/conanfile.py)
 for i in "${!order[@]}"; do
+  [[ $recipe == *"\"${order[i]}\""* ]] || complain "packaging/conan/conanfile.py: FOLDERS lacks ${order[i]}"
   for ((j = i + 1; j < ${#order[@]}; ++j)); do
     found=$(grep -rnE "#include [<\"]sherd/${order[j]}/" "${order[i]}" --include=*.h --include=*.cpp --include=*.cu | grep -v '^nn/hf/') &&
       complain "folder ${order[i]} includes ${order[j]}, which is to its right:"$'\n'"$found"

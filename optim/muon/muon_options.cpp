@@ -22,9 +22,6 @@ const char* name_of(MuonScale s) { return kScales.name(s); }
 MatrixMode parse_muon_mode(std::string_view name) { return kMatrixModes.parse("Muon mode", name); }
 MuonScale parse_muon_scale(std::string_view name) { return kScales.parse("Muon scale", name); }
 MatrixDecay parse_muon_decay(std::string_view name) { return kMatrixDecays.parse("Muon decay", name); }
-MatrixTensorMode parse_muon_tensor_mode(std::string_view name) {
-  return kMatrixTensorModes.parse("tensor-parallel Muon mode", name);
-}
 
 std::vector<std::string> problems_of(const MuonOptions& o) {
   // The gram form has further conditions, such as no bf16.

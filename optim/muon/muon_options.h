@@ -20,11 +20,10 @@ namespace sherd {
 enum class MuonScale { original, match_rms_adamw, spectral, unit_rms_norm, shape_scaling };
 
 const char* name_of(MuonScale s);
-/// @throws InvalidArgument listing the legal names (all four).
+/// @throws InvalidArgument listing the legal names (all three).
 MatrixMode parse_muon_mode(std::string_view name);  // "auto" is MatrixMode::automatic
 MuonScale parse_muon_scale(std::string_view name);
 MatrixDecay parse_muon_decay(std::string_view name);
-MatrixTensorMode parse_muon_tensor_mode(std::string_view name);
 
 /// With a fraction below 1 a step updates a part of the rows, as Dion2 (Ahn et al. 2025, arXiv 2512.16928; its program is
 /// microsoft/dion, dion2.py). Of a logical matrix with m rows, K = the max(1, ceil(fraction * m)) rows of the input with

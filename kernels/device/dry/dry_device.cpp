@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -77,21 +78,21 @@ class Recorder final : public DryDevice {
  public:
   explicit Recorder(const DryDeviceOptions& o)
       : options_(o),
-        allocator_(o.label, o.memory_limit, std::make_unique<AddressSpace>()),
-        copies_(o.label + " (copies from the host)", 0, host_memory()) {
+        allocator_(o.device.label, o.device.memory_limit, std::make_unique<AddressSpace>()),
+        copies_(o.device.label + " (copies from the host)", 0, host_memory()) {
     compute_ = make_stream("compute", StreamPriority::normal);
   }
 
-  int threads() const override { return options_.threads; }
+  int threads() const override { return std::max(1, options_.device.threads); }
   Allocator& allocator() override { return allocator_; }
   Allocator& copies() override { return copies_; }
   int64_t total_memory() const override { return options_.total_memory; }
-  KernelSet kernel_set() const override { return options_.kernels; }
+  KernelSet kernel_set() const override { return options_.device.kernels; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
     return std::make_unique<DryStream>(*this, std::move(name));
   }
-  const std::string& label() const override { return options_.label; }
+  const std::string& label() const override { return options_.device.label; }
   std::string describe() const override { return "dry run, nothing is computed"; }
   const DryRecord& record() const override { return record_; }
   void clear() override {
@@ -163,9 +164,9 @@ void DryStream::synchronize() {
 }  // namespace
 
 std::shared_ptr<DryDevice> make_dry_device(const DryDeviceOptions& options) {
-  if (options.threads < 1)
-    throw InvalidArgument(
-        fmt::format("{}: {} kernel threads; use at least 1", options.label, options.threads));
+  const DeviceOptions& o = options.device;
+  if (o.threads < 0)
+    throw InvalidArgument(fmt::format("{}: {} kernel threads; use at least 1", o.label, o.threads));
   return std::make_shared<Recorder>(options);
 }
 

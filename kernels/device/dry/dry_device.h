@@ -41,11 +41,8 @@ struct DryRecord {
 };
 
 struct DryDeviceOptions {
-  std::string label = "rank 0";
-  /// Threads and kernels of the device whose scratch memory is predicted.
-  int threads = 1;
-  KernelSet kernels = KernelSet::cpu;
-  int64_t memory_limit = 0;
+  /// Threads (0: one) and kernels are those of the device whose scratch memory is predicted.
+  DeviceOptions device = {};
   /// Value of Device::total_memory().
   int64_t total_memory = 0;
   /// Memory that the communication library takes for a communicator of several ranks, counted as "NCCL".
@@ -63,7 +60,7 @@ class DryDevice : public Device {
   virtual void exchange(const Stream& stream, WorkKind kind, DryExchange exchange) = 0;
 };
 
-/// @throws InvalidArgument for threads < 1.
+/// @throws InvalidArgument for threads < 0.
 [[nodiscard]] std::shared_ptr<DryDevice> make_dry_device(const DryDeviceOptions& options = {});
 
 }  // namespace sherd

@@ -22,12 +22,11 @@ constexpr int64_t kAll = 8;
 train_gpt::ForecastOptions options_of(const PlanRequest& r) {
   const bool gpu = r.config.device == DeviceKind::cuda;
   train_gpt::ForecastOptions options{.ranks_per_host = r.hardware.ranks_per_host};
-  options.device.total_memory = gpu ? r.hardware.memory_bytes : 0;
-  options.device.communicator_bytes = gpu ? r.hardware.communicator_bytes : 0;
-  options.device.threads = std::max(1, static_cast<int>(r.config.threads));
   // Scratch memory of the kernels of GPUs is not known here.
-  options.device.kernels =
-      gpu || r.config.kernels == KernelSet::reference ? KernelSet::reference : KernelSet::cpu;
+  options.device = {.device = {.kernels = gpu ? KernelSet::reference : r.config.kernels,
+                               .threads = static_cast<int>(r.config.threads)},
+                    .total_memory = gpu ? r.hardware.memory_bytes : 0,
+                    .communicator_bytes = gpu ? r.hardware.communicator_bytes : 0};
   if (r.listed)
     options.build = [listed = r.listed](const train_gpt::TrainConfig&, const nn::TensorParallel&,
                                         const nn::ExpertParallel&) { return listed_model(*listed); };

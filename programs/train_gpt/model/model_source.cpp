@@ -17,10 +17,10 @@
 #include <sherd/checkpoint/format/manifest.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/fsdp/name_pattern.h>
+#include <sherd/nn/hf/adapter_folder.h>
 #include <sherd/nn/models/presets.h>
 #include <sherd/train/settings/saved_settings.h>
 
-#include <sherd/nn/hf/adapter_folder.h>
 #include "train_gpt/settings/launch_flags.h"
 #include "train_gpt/settings/run_options.h"
 

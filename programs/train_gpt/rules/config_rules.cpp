@@ -57,13 +57,12 @@ void check_byte_model(const TrainConfig& c, const RuleCheck& rules) {
   const int64_t tp = rules.good("tp") ? c.tp : 1;
   std::vector<std::string> undivided;
   if (rules.good("heads") && c.heads % tp != 0) undivided.push_back(fmt::format("--heads {}", c.heads));
-  if (rules.good("dim") && 4 * c.dim % tp != 0) undivided.push_back(fmt::format("4 x --dim {}", c.dim));
-  if (kBytes % tp != 0) undivided.push_back(fmt::format("the {} byte values", kBytes));
+  if (rules.good("dim") && c.experts == 0 && 4 * c.dim % tp != 0)
+    undivided.push_back(fmt::format("4 x --dim {}", c.dim));
   if (!undivided.empty()) rules.refuse("tp", "must divide {}", fmt::join(undivided, " and "));
   if (rules.good("dim", "heads") && c.dim % c.heads != 0)
     rules.refuse("dim", "must be a multiple of --heads {}, e.g. {}", c.heads,
                  (c.dim / c.heads + 1) * c.heads);
-  if (c.experts > 0 && tp > 1) rules.refuse("tp", "blocks with --experts are not cut; use one of the two");
 }
 
 void check_experts(const TrainConfig& c, const RuleCheck& rules) {

@@ -34,8 +34,8 @@ std::string off(int64_t planned, int64_t measured) {
 RunPlan RunPlan::of(const TrainConfig& config, sherd::Device& device) {
   const bool gpu = device.kind() == sherd::DeviceKind::cuda;
   ForecastOptions options;
-  options.device = {.threads = device.threads(),
-                    .kernels = gpu ? sherd::KernelSet::reference : device.kernel_set(),
+  options.device = {.device = {.kernels = gpu ? sherd::KernelSet::reference : device.kernel_set(),
+                               .threads = device.threads()},
                     .total_memory = device.total_memory(),
                     .communicator_bytes = device.allocator().live_bytes("NCCL")};
   RunPlan plan;

@@ -37,9 +37,11 @@ TEST_P(MoeRun, EveryDivisionOfTheExpertsAgreesWithOneRank) {
   const Outcome one = train_experts(top_k + Flags{"--ranks", "1"});
   ASSERT_EQ(one.losses.size(), 20u);
   EXPECT_LT(one.losses.back(), one.losses.front() - 0.5);
-  for (const Flags& ranks : {Flags{"--ranks", "4"}, Flags{"--ranks", "4", "--expert-parallel", "2"},
-                             Flags{"--ranks", "4", "--expert-parallel", "4"},
-                             Flags{"--ranks", "6", "--expert-parallel", "2", "--strategy", "zero0"}})
+  for (const Flags& ranks :
+       {Flags{"--ranks", "4"}, Flags{"--ranks", "4", "--expert-parallel", "2"},
+        Flags{"--ranks", "4", "--expert-parallel", "4"}, Flags{"--ranks", "6", "--tp", "3"},
+        Flags{"--ranks", "6", "--tp", "3", "--expert-parallel", "2"},
+        Flags{"--ranks", "6", "--expert-parallel", "2", "--strategy", "zero0"}})
     expect_close(train_experts(top_k + ranks), one, 1e-4, show(ranks));
 }
 
@@ -184,9 +186,9 @@ TEST(MoeRuns, ReplicasShardExpertsAllTheSame) {
 }
 
 TEST(MoeRuns, BadDivisionsAreUsageErrors) {
-  for (const Flags& flags : {Flags{"--expert-parallel", "3"}, Flags{"--tp", "2"},
-                             Flags{"--experts", "0", "--expert-parallel", "2"}, Flags{"--experts", "1"},
-                             Flags{"--expert-top-k", "9"}}) {
+  for (const Flags& flags :
+       {Flags{"--expert-parallel", "3"}, Flags{"--experts", "0", "--expert-parallel", "2"},
+        Flags{"--experts", "1"}, Flags{"--expert-top-k", "9"}}) {
     const Finished f = run_train_gpt(expert_flags(flags));
     EXPECT_EQ(f.exit_code, 2) << show(flags) << f.err;
     EXPECT_THAT(f.err, HasSubstr("expert")) << show(flags);

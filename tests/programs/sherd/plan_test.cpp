@@ -53,9 +53,10 @@ TEST(PlannedPresets, EqualTheStepOfTrainGptOnADryDevice) {
         train_gpt::parse_config(static_cast<int>(argv.size()), argv.data()).config;
     EXPECT_EQ(planned.ranks.empty(), false);
     for (const RankForecast& rank : planned.ranks) {
-      const train_gpt::Forecast step = train_gpt::forecast(
-          config, rank.rank,
-          {.device = {.kernels = KernelSet::reference, .total_memory = request.hardware.memory_bytes}});
+      const train_gpt::Forecast step =
+          train_gpt::forecast(config, rank.rank,
+                              {.device = {.device = {.kernels = KernelSet::reference},
+                                          .total_memory = request.hardware.memory_bytes}});
       EXPECT_EQ(planned.parameters, step.parameters.all);
       EXPECT_EQ(planned.active_parameters, step.parameters.active);
       EXPECT_NEAR(static_cast<double>(step.parameters.active) / active, 1, .15)

@@ -130,9 +130,7 @@ TEST_P(ForecastOf, EqualsTheRun) {
   for (int rank = 0; rank < c.ranks; ++rank) {
     SCOPED_TRACE("rank " + std::to_string(rank));
     const Counted& real = counted[static_cast<size_t>(rank)];
-    const bool reference = std::string_view(TEST_KERNELS) == "reference";
-    const Forecast planned = forecast(
-        c, rank, {.device = {.kernels = reference ? sherd::KernelSet::reference : sherd::KernelSet::cpu}});
+    const Forecast planned = forecast(c, rank, {.device = {one_thread().device}});
     std::map<std::string, std::pair<int64_t, int64_t>> comm;
     for (const sherd::PlannedCollective& p : planned.rank.collectives) {
       comm[p.name].first += p.calls;
