@@ -109,14 +109,18 @@ template <class T>
   }
 }
 
-/// out = f(x, y, z) of each element, a row of a tile at a time.
+/// Computes a tile's rows. A pointer, so that what surrounds it is compiled once for all functions.
+template <class T>
+using Apply = void (*)(Rows<T> out, Rows<const float> x, Rows<const float> y, Rows<const float> z, Extent e);
+
+/// out = F(x, y, z) of each element, a row of a tile at a time.
 template <class T, class F>
-void apply(F f, Rows<T> out, Rows<const float> x, Rows<const float> y, Rows<const float> z, Extent e) {
+void apply(Rows<T> out, Rows<const float> x, Rows<const float> y, Rows<const float> z, Extent e) {
   e = joined(e, {out.step, x.step, y.step, z.step});
   for (int64_t r = 0; r < e.rows; ++r) {
     T* to = out.data + r * out.step;
     const float *a = x.data + r * x.step, *b = y.data + r * y.step, *c = z.data + r * z.step;
-    round_each(to, e.cols, [&](int64_t k) { return f(a[k], b[k], c[k]); });
+    round_each(to, e.cols, [&](int64_t k) { return F()(a[k], b[k], c[k]); });
   }
 }
 
@@ -128,8 +132,8 @@ struct Buffers {
 };
 
 /// One tile.
-template <class T, class F>
-void map_tile(const Tiling& t, F f, const Tiling::Place& here, Buffers<T>& buffers) {
+template <class T>
+void map_tile(const Tiling& t, Apply<T> apply, const Tiling::Place& here, Buffers<T>& buffers) {
   const MapArgs& a = t.a;
   const Extent e = here.extent;
   const Step step = t.step(a.out);
@@ -147,13 +151,13 @@ void map_tile(const Tiling& t, F f, const Tiling::Place& here, Buffers<T>& buffe
     in[k] = k >= a.inputs      ? in[0]
             : a.in[k].ref.data ? widened<T>(operand(k, kShortRow), e, buffers.wide[k])
                                : Rows<const float>{buffers.wide[k], e.cols};
-  apply<T>(f, out, in[0], in[1], in[2], e);
+  apply(out, in[0], in[1], in[2], e);
   if (!direct) scatter<T>(to, step, e, {out.data, out.step});
 }
 
 /// Tiles [begin, end).
-template <class T, class F>
-void map_tiles(const Tiling& t, F f, int64_t begin, int64_t end) {
+template <class T>
+void map_tiles(const Tiling& t, Apply<T> apply, int64_t begin, int64_t end) {
   Buffers<T> buffers;
   const MapArgs& a = t.a;
   for (int k = 0; k < kMapInputs; ++k)
@@ -163,7 +167,7 @@ void map_tiles(const Tiling& t, F f, int64_t begin, int64_t end) {
   Tiling::Place places[kAhead];
   for (int64_t i = begin; i < end + kAhead; ++i) {
     Tiling::Place& place = places[i % kAhead];
-    if (i >= begin + kAhead) map_tile<T>(t, f, place, buffers);
+    if (i >= begin + kAhead) map_tile<T>(t, apply, place, buffers);
     if (i >= end) continue;
     place = t.place(i);
     if (!t.transposed) continue;
@@ -178,9 +182,9 @@ void map(ExecutionContext& ctx, const MapArgs& a) {
   const Tiling t(a);
   const int64_t grain = std::max<int64_t>(1, kGrain / (t.tile.rows * t.tile.cols));
   with_activation(a.out.ref.dtype, [&]<class T>(T) {
-    host::with_map_function<MathFor<T>>(a.function, [&](auto f) {
-      parallel_for(ctx, t.count, grain, [=](int64_t begin, int64_t end) { map_tiles<T>(t, f, begin, end); });
-    });
+    Apply<T> f = nullptr;
+    host::with_map_function<MathFor<T>>(a.function, [&]<class F>(F) { f = apply<T, F>; });
+    parallel_for(ctx, t.count, grain, [=](int64_t begin, int64_t end) { map_tiles<T>(t, f, begin, end); });
   });
 }
 
