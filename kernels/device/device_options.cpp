@@ -6,15 +6,14 @@ namespace sherd {
 namespace {
 
 constexpr EnumTable<DeviceKind, 2> kDeviceKinds{"cpu", "cuda"};
-constexpr EnumTable<KernelSet, 3> kKernelSet{"cpu", "reference", "cuda"};
-constexpr EnumTable<KernelSet, 2> kCpuKernels{"cpu", "reference"};
+constexpr EnumTable<KernelSet, 2> kKernelSet{"cpu", "reference"};
 constexpr EnumTable<SymmetricProducts, 3> kSymmetricProducts{"auto", "blocks", "hopper"};
 constexpr EnumTable<AttentionMethod, 3> kAttention{"auto", "own", "cudnn"};
 
 }  // namespace
 
 DeviceKind parse_device_kind(std::string_view name) { return kDeviceKinds.parse("device.kind", name); }
-KernelSet parse_cpu_kernels(std::string_view name) { return kCpuKernels.parse("device.kernels", name); }
+KernelSet parse_cpu_kernels(std::string_view name) { return kKernelSet.parse("device.kernels", name); }
 SymmetricProducts parse_symmetric_products(std::string_view name) {
   return kSymmetricProducts.parse("device.symmetric_products", name);
 }
