@@ -13,6 +13,7 @@ bare_root() {
   else
     debootstrap --variant=minbase bookworm "$1" >/dev/null || { echo "SKIPPED: debootstrap failed"; exit 77; }
     cp /etc/resolv.conf "$1/etc/resolv.conf"
+    printf '127.0.0.1 localhost\n::1 localhost\n' >"$1/etc/hosts"  # Debian's installer writes it
     cp /etc/apt/apt.conf.d/99* "$1/etc/apt/apt.conf.d/" 2>/dev/null || true
     echo 'APT::Install-Recommends "false";' >"$1/etc/apt/apt.conf.d/90lean"
   fi
