@@ -21,7 +21,7 @@ struct Condition {
   bool has(std::string_view word) const {
     return fmt::format("|{}|", words).find(fmt::format("|{}|", word)) != std::string::npos;
   }
-  /// The flag with the words, "--lr-schedule cosine or wsd", or with the placeholder of its value.
+  /// The flag with the words, "--lr-schedule cosine or wsd", or with the unit of its value, "--save DIR".
   std::string shown() const {
     const proto::Setting& setting = setting_of(name);
     std::string value = words.empty() ? setting.unit() : std::string(words);
