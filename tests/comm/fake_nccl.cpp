@@ -137,7 +137,7 @@ ncclResult_t comm_init_rank_config(ncclComm_t* out, int size, ncclUniqueId id, i
   *out = comm;
   if (rank == world().faults.init_fails_on) return ncclUnhandledCudaError;
   post(comm, std::make_shared<Operation>(Operation{.kind = Kind::init}));
-  comm->operations = 0;
+  comm->operations = -1;
   comm->in_progress = true;
   return ncclInProgress;
 }

@@ -43,7 +43,8 @@ void check_windows(const Clique& clique, const std::map<int, Op>& ops) {
   const Operation& first = *ops.begin()->second;
   const size_t n = ops.size(), bytes = first.count * bytes_of(first.type);
   const bool gathers = first.kind == Kind::all_gather, scatters = first.kind == Kind::reduce_scatter;
-  if (n == 1 || (!gathers && !scatters && first.kind != Kind::all_reduce)) return;
+  const bool connects = clique.members[static_cast<size_t>(ops.begin()->first)]->operations == 0;
+  if (n == 1 || connects || (!gathers && !scatters && first.kind != Kind::all_reduce)) return;
   size_t inside = 0;
   std::optional<Place> shared;  // the operand of which every rank reads or writes all ranks' slices
   for (const auto& [rank, op] : ops) {

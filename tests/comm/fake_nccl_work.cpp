@@ -156,8 +156,11 @@ void execute(Clique& clique, const std::map<int, Op>& ops) {
 void post(ncclComm_t comm, const Op& op) {
   Clique& clique = *comm->clique;
   comm->pending.push_back(op);
+  if (comm->elsewhere >= 0) return world().elsewhere(comm, op);
   if (++comm->operations > world().faults.error_after && comm->world_rank == world().faults.error_on) return;
-  if (comm->world_rank == world().faults.silent && op->kind != Kind::init) return;
+  if (comm->world_rank == world().faults.silent && op->kind != Kind::init &&
+      (comm->operations > 0 || clique.members.size() == 1))
+    return;
   if (op->kind == Kind::send || op->kind == Kind::recv) {
     const bool sends = op->kind == Kind::send;
     auto& [out, in] = clique.mail[sends ? std::pair(comm->rank, op->peer) : std::pair(op->peer, comm->rank)];

@@ -54,8 +54,10 @@ struct Clique {
 struct ncclComm {
   sherd::test::fake_nccl::Clique* clique = nullptr;
   int rank = 0, world_rank = 0;
+  int elsewhere = -1;  // its number in the world of another process, which does the operations
   int64_t round = 0;
-  int operations = 0, looks = 0;
+  int operations = -1;  // after the first, by which the backend connects the ranks
+  int looks = 0;
   bool in_progress = false;  // what was last said of it, so that nothing but looks and ends are allowed
   bool finalized = false, dead = false, used = false;
   std::vector<sherd::test::fake_nccl::Op> pending;
@@ -76,6 +78,7 @@ struct World {
   int64_t ids = 0;
   std::map<const char*, size_t> memory;  // of ncclMemAlloc
   StreamRunner runner = nullptr;
+  void (*elsewhere)(ncclComm_t comm, const Op& op) = nullptr;  // for communicators of another process's world
 };
 World& world();
 /// Reports a call that NCCL does not allow. Under the mutex.

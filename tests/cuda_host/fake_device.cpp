@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "fake_runtime.h"
+#include "strict.h"
 
 namespace {
 
@@ -300,6 +301,7 @@ cudaError_t cudaDeviceDisablePeerAccess(int peer) {
 // ---- kernels
 
 int cuda_host::check_shared_memory(const void* kernel, size_t dynamic_bytes) {
+  strict::load_kernel(current_device(), kernel);
   if (dynamic_bytes + kStaticSharedBytes <= kSharedBytes) return cudaSuccess;
   std::lock_guard lock(machine().mutex);
   const auto allowed = machine().dynamic_shared.find({current_device(), kernel});

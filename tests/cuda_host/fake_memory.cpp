@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fake_runtime.h"
+#include "strict.h"
 
 using namespace cuda_host::runtime;
 
@@ -76,7 +77,7 @@ cudaError_t copy_rows(void* dst, size_t dst_pitch, const void* src, size_t src_p
     const char* bytes = static_cast<const char*>(src);
     staged = std::make_shared<std::vector<char>>(bytes, bytes + span);
   }
-  cuda_host::issue(id_of(stream), [=] {
+  cuda_host::issue_on(stream, [=] {
     const char* from = staged ? staged->data() : static_cast<const char*>(src);
     for (size_t r = 0; r < height; ++r)
       std::memmove(static_cast<char*>(dst) + r * dst_pitch, from + r * src_pitch, width);
@@ -91,7 +92,7 @@ cudaError_t set_rows(void* dst, size_t pitch, int value, size_t width, size_t he
   bool device = false;
   if (const cudaError_t error = on_device(dst, pitch * (height - 1) + width, device)) return error;
   if (!device) return cudaErrorInvalidValue;
-  cuda_host::issue(id_of(stream), [=] {
+  cuda_host::issue_on(stream, [=] {
     for (size_t r = 0; r < height; ++r) std::memset(static_cast<char*>(dst) + r * pitch, value, width);
   });
   return cudaSuccess;
@@ -162,10 +163,12 @@ cudaError_t release(void* p, cudaMemoryType type) {
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   ENTER(cudaMalloc);
+  const cuda_host::strict::MemoryCall call(current_device(), "cudaMalloc");
   return report(allocate(p, bytes, cudaMemoryTypeDevice));
 }
 cudaError_t cudaFree(void* p) {
   ENTER(cudaFree);
+  const cuda_host::strict::MemoryCall call(current_device(), "cudaFree");
   return report(release(p, cudaMemoryTypeDevice));
 }
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t stream) {
@@ -180,18 +183,22 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
 }
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   ENTER(cudaHostAlloc);
+  const cuda_host::strict::MemoryCall call(current_device(), "cudaHostAlloc");
   return report(allocate(p, bytes, cudaMemoryTypeHost));
 }
 cudaError_t cudaMallocHost(void** p, size_t bytes) {
   ENTER(cudaMallocHost);
+  const cuda_host::strict::MemoryCall call(current_device(), "cudaMallocHost");
   return report(allocate(p, bytes, cudaMemoryTypeHost));
 }
 cudaError_t cudaFreeHost(void* p) {
   ENTER(cudaFreeHost);
+  const cuda_host::strict::MemoryCall call(current_device(), "cudaFreeHost");
   return report(release(p, cudaMemoryTypeHost));
 }
 cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
   ENTER(cudaHostRegister);
+  const cuda_host::strict::MemoryCall call(current_device(), "cudaHostRegister");
   REQUIRE(p && bytes > 0, cudaErrorInvalidValue);
   std::lock_guard lock(machine().mutex);
   REQUIRE(!find_block(p), cudaErrorHostMemoryAlreadyRegistered);
@@ -200,6 +207,7 @@ cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
 }
 cudaError_t cudaHostUnregister(void* p) {
   ENTER(cudaHostUnregister);
+  const cuda_host::strict::MemoryCall call(current_device(), "cudaHostUnregister");
   let_device_finish(p);
   std::lock_guard lock(machine().mutex);
   const auto block = machine().blocks.find(address(p));

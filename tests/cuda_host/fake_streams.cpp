@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "fake_runtime.h"
+#include "strict.h"
 
 struct CUgraph_st {
   cuda_host::Graph work;
@@ -63,6 +64,8 @@ void run_dry(int device) {
 }  // namespace cuda_host::runtime
 
 void cuda_host::issue_on(cudaStream_t stream, std::function<void()> work) {
+  if (captured(id_of(stream))) return issue(id_of(stream), std::move(work));
+  const strict::Launch launch(device_of(stream), id_of(stream));
   issue(id_of(stream), std::move(work));
 }
 void cuda_host::wait_on(cudaStream_t stream, std::shared_ptr<const Mark> mark) {
@@ -138,7 +141,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   ENTER(cudaLaunchHostFunc);
   REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
-  cuda_host::issue(id_of(stream), [=] { function(data); });
+  cuda_host::issue_on(stream, [=] { function(data); });
   return cudaSuccess;
 }
 
@@ -230,7 +233,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsig
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   ENTER(cudaGraphLaunch);
   REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
-  for (const auto& work : graph->work) cuda_host::issue(id_of(stream), work);
+  for (const auto& work : graph->work) cuda_host::issue_on(stream, work);
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {

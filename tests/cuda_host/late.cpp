@@ -11,6 +11,8 @@
 #include <thread>
 #include <utility>
 
+#include "strict.h"
+
 namespace cuda_host {
 namespace {
 
@@ -88,6 +90,12 @@ class Engine {
   Clock::time_point time_of(const Mark& mark) {
     std::lock_guard lock(mutex_);
     return mark.time;
+  }
+
+  size_t queued(StreamId stream) {
+    std::lock_guard lock(mutex_);
+    const auto at = queues_.find(stream);
+    return at == queues_.end() ? 0 : at->second.tasks.size();
   }
 
   bool captured(StreamId stream) {
@@ -198,10 +206,11 @@ Engine& engine() {
 }  // namespace
 
 bool late() {
-  static const bool answer = setting()[0] != '\0';
+  static const bool answer = setting()[0] != '\0' || strict::on();
   return answer;
 }
 StreamId new_stream() { return engine().add(); }
+size_t queued(StreamId stream) { return engine().queued(stream); }
 void issue(StreamId stream, std::function<void()> work) { engine().issue(stream, std::move(work)); }
 std::shared_ptr<const Mark> mark(StreamId stream) { return engine().mark(stream); }
 std::shared_ptr<Mark> open_mark() { return std::make_shared<Mark>(); }

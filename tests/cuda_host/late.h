@@ -10,6 +10,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,7 +36,9 @@ StreamId new_stream();
 /// Does `work` when all that was queued on the stream before it is done; at once when streams do not run
 /// late. While the stream is captured: only records it.
 void issue(StreamId stream, std::function<void()> work);
-/// The same for a stream of the imitated runtime; null is the default one.
+/// Number of what was issued on the stream and is not done.
+size_t queued(StreamId stream);
+/// issue() for a stream of the imitated runtime, by a launch of the driver (strict.h); null is the default one.
 void issue_on(CUstream_st* stream, std::function<void()> work);
 /// A mark behind what is queued on the stream now.
 std::shared_ptr<const Mark> mark(StreamId stream);
