@@ -5,8 +5,10 @@
 
 #include <sherd/base/error.h>
 #include <sherd/base/program.h>
+#include <sherd/kernels/device/device.h>
 
 #include "arguments.h"
+#include "run_local.h"
 #include "run_rank.h"
 
 namespace sherd::tools {
@@ -17,7 +19,8 @@ constexpr int64_t kMaxRanks = 65536, kMaxRestarts = 1'000'000, kMaxSeconds = 1'0
 constexpr const char* kRunHelp =
     R"(COMMAND is a program and its arguments after `--`, such as train_gpt --comm mpi --save DIR --save-every
 100. mpirun (Open MPI 4.1) starts its ranks, on this machine or on --hosts, where sherd and the program
-have the same paths. A rank fails when it is killed, throws, ends with a non-zero exit code, is suspended
+have the same paths; with --local, and with train_gpt --comm nccl on one host, sherd starts them itself, with RANK,
+WORLD_SIZE, LOCAL_RANK and SHERD_JOB_SECRET in their environment. A rank fails when it is killed, throws, ends with a non-zero exit code, is suspended
 for --stopped-for, or is waited for longer than the other ranks' --comm-timeout. The others then have
 --grace to report. After that all are ended (SIGTERM, then SIGKILL) and started again from the newest
 checkpoint of --save: --resume DIR is added to the command, which continues its --metrics file. A line on
@@ -44,6 +47,15 @@ is killed. Output without a reader is lost; it ends nothing.
 Exit code: 0 ended well, 1 aborted or stopped, 2 wrong arguments (of this program or COMMAND).
 )";
 
+/// Puts the number of GPUs in the place of "gpu". @returns an error, or nothing.
+std::string count_gpus(std::string& word) {
+  if (word != "gpu") return "";
+  const int gpus = cuda_device_count();
+  if (gpus == 0) return "this host has no GPU, or no driver; give a number of ranks";
+  word = std::to_string(gpus);
+  return "";
+}
+
 }  // namespace
 
 CLI::App* RunCommand::add_to(CLI::App& app) {
@@ -53,7 +65,8 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
   const auto number = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* help) {
     return app_->add_option(name, value, help)->type_name("N")->check(whole_number(low, high));
   };
-  number("--nproc", policy.ranks, 1, kMaxRanks, "ranks, each a process");
+  number("--nproc", policy.ranks, 1, kMaxRanks, "ranks, each a process; gpu: one for each GPU of this host")
+      ->transform(CLI::Validator(count_gpus, ""));
   number("--max-restarts", policy.max_restarts, 0, kMaxRestarts, "restarts, of whatever cause [3]");
   number("--min-ranks", policy.min_ranks, 1, kMaxRanks, "the fewest ranks of a restart [1]");
   app_->add_flag("--shrink", policy.shrink, "do not start a rank again that was killed or is suspended");
@@ -94,7 +107,14 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
           "longest time from the first rank's end with code 0 to the last's [3600]");
   seconds("--room-within", options_.room_within,
           "longest wait for room in the folder of --save, after a save failed, before a restart [3600]");
+  CLI::Option* const local = app_->add_flag(
+      "--local", options_.local,
+      "start the ranks on this host without MPI; so are those of train_gpt --comm nccl in any case");
+  for (const char* of_mpirun : {"--hosts", "--hostfile", "--mpirun", "--mpirun-arg"})
+    local->excludes(of_mpirun);
   app_->add_flag("--keep-rank", keep_rank_)->group("");  // what mpirun starts
+  number("--start-ranks", start_ranks_, 1, kMaxRanks, "")
+      ->group("");  // what this program starts in its place
   app_->footer(kRunHelp);
   return app_;
 }
@@ -111,9 +131,11 @@ int RunCommand::run(std::ostream& err) {
   if (options_.command.empty())
     throw CLI::RequiredError(
         "run: a command behind `--`, such as `sherd run --nproc 4 -- train_gpt --comm mpi`,");
-  if (!keep_rank_ && app_->count("--nproc") == 0) throw CLI::RequiredError("run: --nproc");
+  const bool supervises = !keep_rank_ && start_ranks_ == 0;
+  if (supervises && app_->count("--nproc") == 0) throw CLI::RequiredError("run: --nproc");
   report_broken_pipes();
   if (keep_rank_) return keep_rank(options_.command);
+  if (start_ranks_ > 0) return start_ranks(start_ranks_, options_.command);
   if (options_.policy.min_ranks > options_.policy.ranks)
     throw CLI::ValidationError("--min-ranks", "is more than --nproc");
   try {

@@ -23,6 +23,7 @@ class RunCommand {
   CLI::App* app_ = nullptr;
   RunOptions options_;
   bool keep_rank_ = false;
+  int64_t start_ranks_ = 0;
 };
 
 }  // namespace sherd::tools

@@ -1,6 +1,7 @@
 #include "run_loop.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -48,10 +49,35 @@ std::pair<std::string, uint64_t> job_of_this_process() {
   return self.run.empty() ? std::pair(self.job, self.job_start) : std::pair(self.run, self.start);
 }
 
+/// Returns whether mpirun would find the hosts of a cluster's job.
+bool in_an_allocation() {
+  const char* const nodes = std::getenv("SLURM_JOB_NUM_NODES");
+  if (nodes != nullptr && std::atoi(nodes) > 1) return true;
+  return std::ranges::any_of(std::array{"PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"},
+                             [](const char* name) { return std::getenv(name) != nullptr; });
+}
+
+/// Returns whether ranks may be on other hosts, which the launcher of this one does not reach.
+bool is_for_mpirun(const RunOptions& o) {
+  return in_an_allocation() || !o.hosts.empty() || !o.hostfile.empty() || o.mpirun != RunOptions().mpirun ||
+         !o.mpirun_arguments.empty();
+}
+
+std::vector<std::string> local_command(int64_t ranks, const std::string& keeper,
+                                       const std::vector<std::string>& command) {
+  std::vector<std::string> words = {keeper, "run", "--start-ranks", std::to_string(ranks), "--"};
+  words.insert(words.end(), command.begin(), command.end());
+  return words;
+}
+
 class Run {
  public:
   Run(const RunOptions& options, std::ostream& err)
-      : options_(options), err_(err), target_(options.command), mark_(random_token()) {}
+      : options_(options),
+        err_(err),
+        target_(options.command),
+        local_(options.local || (target_.starts_without_mpi() && !is_for_mpirun(options))),
+        mark_(random_token()) {}
 
   int run() {
     hold_save_folder();
@@ -152,8 +178,10 @@ class Run {
                              const RunProgress& progress) const {
     std::vector<std::string> hosts;
     for (const RunHost& h : there_) hosts.push_back(fmt::format("{}:{}", h.name, h.slots));
-    return {.command = launcher_command(options_, ranks, fmt::format("{}", fmt::join(hosts, ",")),
-                                        std::filesystem::read_symlink("/proc/self/exe").string(), command),
+    const std::string keeper = std::filesystem::read_symlink("/proc/self/exe");
+    return {.command = local_ ? local_command(ranks, keeper, command)
+                              : launcher_command(options_, ranks, fmt::format("{}", fmt::join(hosts, ",")),
+                                                 keeper, command),
             .environment = environment(),
             .ranks = ranks,
             .begin_within = milliseconds_of(options_.begin_within),
@@ -221,6 +249,7 @@ class Run {
   const RunOptions& options_;
   std::ostream& err_;
   RunTarget target_;
+  const bool local_;
   std::string mark_;
   std::optional<SaveLock> held_;
   std::vector<RunHost> hosts_, there_;

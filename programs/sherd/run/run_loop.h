@@ -14,6 +14,8 @@ struct RunOptions {
   PolicyOptions policy;
   /// At most one of them: names of hosts, or a host file (run_hosts.h); neither: this machine.
   std::string hosts, hostfile;
+  /// The ranks start without MPI (run_local.h). So they do of a program with --comm nccl, without what is for mpirun alone.
+  bool local = false;
   std::string mpirun = "mpirun";
   std::string remote_shell = "ssh -o BatchMode=yes -o ConnectTimeout=5";
   /// Further arguments of mpirun.
@@ -33,7 +35,7 @@ struct RunOptions {
 /// @throws IoError, InvalidArgument.
 int run_with_restarts(const RunOptions& options, std::ostream& err);
 
-/// Returns the launcher's command for one start. Visible for tests.
+/// Returns mpirun's command for one start. Visible for tests.
 std::vector<std::string> launcher_command(const RunOptions& options, int64_t ranks, const std::string& hosts,
                                           const std::string& keeper, const std::vector<std::string>& command);
 

@@ -38,7 +38,8 @@ sigset_t taken() {
 }
 
 int rank_in_environment() {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"})
+  for (const char* name :
+       {"SHERD_RUN_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"})
     if (const char* text = std::getenv(name)) return std::atoi(text);
   return -1;
 }

@@ -23,8 +23,8 @@ namespace io = google::protobuf::io;
 
 const std::set<std::string, std::less<>> kSwitches = {"overwrite"};
 const std::set<std::string, std::less<>> kRead = {
-    "save",       "resume",   "resume_parts", "init_weights", "metrics",         "ranks", "batch",
-    "grad_accum", "replicas", "tp",           "ep",           "expert_parallel", "config"};
+    "save",     "resume", "resume_parts", "init_weights",    "metrics", "ranks", "batch",    "grad_accum",
+    "replicas", "tp",     "ep",           "expert_parallel", "config",  "comm",  "bootstrap"};
 
 /// "resume_parts" of "--resume-parts" and "--resume-parts=all"; empty for words that are not flags.
 std::string name_of_flag(std::string_view word) {
@@ -118,6 +118,8 @@ int64_t RunTarget::number(std::string_view name, int64_t otherwise) const {
         fmt::format("{}: {} = {}: must be a whole number from 1 on", command_[0], name, text));
   return parsed;
 }
+
+bool RunTarget::starts_without_mpi() const { return value("comm") == "nccl" && value("bootstrap") != "mpi"; }
 
 RankRules RunTarget::rules() const {
   RankRules rules{.batch = has("batch") ? number("batch", 1) : 0,

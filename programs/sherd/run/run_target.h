@@ -14,7 +14,7 @@ namespace sherd::tools {
 
 /// A command whose flags are train_gpt's, by name: --save, --resume, --resume-parts, --init-weights,
 /// --overwrite,
-/// --metrics, --ranks, --batch, --grad-accum, --replicas, --tp and --expert-parallel, each "--flag value" or
+/// --metrics, --ranks, --batch, --grad-accum, --replicas, --tp, --expert-parallel, --comm and --bootstrap, each "--flag value" or
 /// "--flag=value", the last of equal ones; and --config, a file of Protobuf text with the same names, which
 /// flags win over. Other flags are passed on unread. Any program that understands them can be run.
 class RunTarget {
@@ -29,6 +29,8 @@ class RunTarget {
   std::filesystem::path metrics() const { return value("metrics"); }
   /// The command's own --resume; empty: it has none.
   std::string resume() const { return value("resume"); }
+  /// Returns whether its ranks find each other by variables of the environment alone: --comm nccl, without --bootstrap mpi.
+  bool starts_without_mpi() const;
   /// Returns the rules for splitting the command's work. A batch that it does not name is taken from the
   /// newest checkpoint of this run, or of --resume, as the program does.
   RankRules rules() const;
