@@ -7,8 +7,11 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sherd/comm/backend.h>
@@ -79,14 +82,22 @@ void run_rank(RankContext& context, const std::function<void(RankContext&)>& bod
   }
 }
 
+/// The ordinal of a GPU. Several ranks may share one. Without any, make_cuda_device() throws with the driver's reason.
+int gpu_of(int rank) { return rank % std::max(1, cuda_device_count()); }
+
 std::shared_ptr<Device> make_device(DeviceOptions options, int rank, int gpu, int threads) {
   options.label = fmt::format("rank {}", rank);
   options.threads = threads;
   name_of(options.kind);  // throws on an invalid enumerator
   if (options.kind == DeviceKind::cpu) return make_cpu_device(options);
-  // Several ranks may share a GPU. Without a GPU the constructor throws with the driver's reason.
-  options.ordinal = gpu % std::max(1, cuda_device_count());
+  options.ordinal = gpu_of(gpu);
   return make_cuda_device(options);
+}
+
+/// Processors for a rank: its share of the host's, or those beside its GPU.
+std::vector<int> processors_for(const HostProcessors& host, DeviceKind kind, int rank, int ranks) {
+  return kind == DeviceKind::cpu ? processors_of(host, rank, ranks)
+                                 : processors_beside(cuda_pci_address(gpu_of(rank)));
 }
 
 /// Names of the backends that `which` is true of, as values of the option.
@@ -114,6 +125,7 @@ bool in_a_job(const LaunchOptions& options, const Backend& backend) {
   return false;
 }
 
+/// @throws InvalidArgument for ranks that are threads of this process where each needs a GPU of its own.
 void require_gpus(int ranks, const LaunchOptions& options, const Backend& backend) {
   if (!backend.one_gpu_a_rank || options.device.kind != DeviceKind::cuda) return;
   const int gpus = cuda_device_count();
@@ -124,6 +136,14 @@ void require_gpus(int ranks, const LaunchOptions& options, const Backend& backen
         "most {} rank{}",
         ranks, backend.name, gpus, gpus > 1 ? "s" : "",
         backends_that([](const Backend& b) { return !b.one_gpu_a_rank; }), gpus, gpus > 1 ? "s" : ""));
+  if (ranks > 1 && !options.nccl.threads)
+    throw InvalidArgument(fmt::format(
+        "ranks = {} with backend = {} as threads of one process: a call for memory on one GPU waits there "
+        "for "
+        "the collectives of the others, which may wait for that rank; start a process for each GPU (`sherd "
+        "run "
+        "--nproc {} -- COMMAND`), or give {}",
+        ranks, backend.name, ranks, backends_that([](const Backend& b) { return !b.one_gpu_a_rank; })));
 }
 
 /// Kernel threads of a rank that is a process, where neither the options nor the environment set them.
@@ -141,6 +161,7 @@ void launch_process(int ranks, const LaunchOptions& options, const Backend& back
   const Job job = join_job(joining, options.timeout);
   const int rank = job.environment.rank, size = job.environment.size;
   RankContext context;
+  std::optional<BoundThread> bound;  // beside the GPU; a CPU rank has what its launcher gives it
   try {
     if (size != ranks && backend.joins_by_mpi)
       throw InvalidArgument(
@@ -155,6 +176,8 @@ void launch_process(int ranks, const LaunchOptions& options, const Backend& back
                       ranks, size, size > 1 ? "es" : "", size));
     const int threads =
         options.device.threads > 0 ? options.device.threads : threads_of(job.environment, ranks);
+    if (options.device.kind == DeviceKind::cuda)
+      bound.emplace(processors_beside(cuda_pci_address(gpu_of(job.environment.local_rank))));
     context.device = make_device(options.device, rank, job.environment.local_rank, threads);
     context.world = backend.join(job, context.device, options);
     context.processors = describe(host_processors());
@@ -187,21 +210,22 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
     throw InvalidArgument(
         fmt::format("launch of {} ranks as threads of one process; use at most {}, or the processes of a job",
                     ranks, kMostThreads));
-  HostProcessors host = host_processors();
+  const HostProcessors host = host_processors();
   const std::string processors = describe(host);
   const int threads = asked > 0 ? asked : std::max(1, host.at_once / ranks);
-  if (options.device.kind != DeviceKind::cpu) host.nodes.clear();  // a GPU has a node of its own
+  const DeviceKind kind = options.device.kind;
   std::vector<std::shared_ptr<Device>> devices;
   for (int r = 0; r < ranks; ++r) {
-    const BoundThread bound(processors_of(host, r, ranks));  // streams' threads, too
+    const BoundThread bound(processors_for(host, kind, r, ranks));  // streams' threads, too
     devices.push_back(make_device(options.device, r, r, threads));
   }
   // On the caller's thread, before any rank runs: a failure here throws without an abort.
-  const auto worlds = backend.worlds_of_threads(devices, options);
+  auto worlds = backend.worlds_of_threads(devices, options);
   std::vector<RankContext> contexts;
-  for (size_t r = 0; r < devices.size(); ++r) contexts.push_back({devices[r], worlds[r], processors});
+  for (size_t r = 0; r < devices.size(); ++r)
+    contexts.push_back({devices[r], std::move(worlds[r]), processors});
   launch(std::move(contexts), [&](RankContext& context) {
-    const BoundThread bound(processors_of(host, context.world->rank(), ranks));
+    const BoundThread bound(processors_for(host, kind, context.world->rank(), ranks));
     body(context);
   });
 }
@@ -217,6 +241,12 @@ void launch(std::vector<RankContext> ranks, const std::function<void(RankContext
       failure.add(std::current_exception());
       ranks[rank_threads.size()].world->abort(text_of(std::current_exception()));
     }
+  }
+  try {
+    // Side by side: a library may end a communicator only together with its peers'.
+    std::vector<std::jthread> ends;
+    for (auto& context : ranks) ends.emplace_back([&world = context.world] { world = nullptr; });
+  } catch (const std::system_error&) {  // no further thread; the others end below
   }
   failure.rethrow_if_any();
 }

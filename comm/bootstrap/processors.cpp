@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <fstream>
 #include <map>
@@ -67,6 +68,13 @@ std::vector<int> numbers_of(const std::string& list) {
   return all;
 }
 
+/// The processors of a node that are allowed.
+std::vector<int> of_node(const fs::path& node, const std::vector<int>& allowed) {
+  std::vector<int> all = numbers_of(first_line(node / "cpulist"));
+  std::erase_if(all, [&](int p) { return !std::ranges::binary_search(allowed, p); });
+  return all;
+}
+
 std::vector<std::vector<int>> by_node(const fs::path& root, const std::vector<int>& allowed) {
   std::map<int64_t, std::vector<int>> nodes;
   std::error_code error;
@@ -74,8 +82,8 @@ std::vector<std::vector<int>> by_node(const fs::path& root, const std::vector<in
     const std::string name = entry.path().filename().string();
     const auto number = name.starts_with("node") ? number_in(std::string_view(name).substr(4)) : std::nullopt;
     if (!number) continue;
-    for (const int p : numbers_of(first_line(entry.path() / "cpulist")))
-      if (std::ranges::binary_search(allowed, p)) nodes[*number].push_back(p);
+    if (auto processors = of_node(entry.path(), allowed); !processors.empty())
+      nodes[*number] = std::move(processors);
   }
   std::vector<std::vector<int>> all;
   size_t count = 0;
@@ -139,6 +147,17 @@ std::vector<int> processors_of(const HostProcessors& host, int rank, int ranks) 
     all.insert(all.end(), host.nodes[static_cast<size_t>(n)].begin(),
                host.nodes[static_cast<size_t>(n)].end());
   return all;
+}
+
+std::vector<int> processors_beside(const std::string& pci_address, const fs::path& root) {
+  std::string name = pci_address;
+  std::ranges::transform(name, name.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const auto node = number_in(first_line(root / "sys/bus/pci/devices" / name / "numa_node"));
+  if (name.empty() || !node || *node < 0) return {};  // -1: of no node
+  const std::vector<int> allowed = allowed_processors();
+  std::vector<int> own = of_node(root / fmt::format("sys/devices/system/node/node{}", *node), allowed);
+  return own.size() < allowed.size() ? own : std::vector<int>();
 }
 
 std::string describe(const HostProcessors& host) {

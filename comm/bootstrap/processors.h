@@ -24,6 +24,11 @@ struct HostProcessors {
 /// threads there as well.
 [[nodiscard]] std::vector<int> processors_of(const HostProcessors& host, int rank, int ranks);
 
+/// Returns the processors of the calling thread's mask on the NUMA node of a PCI device ("0000:1B:00.0"), by
+/// sys/bus/pci/devices. Empty where the system does not tell, and on a host of one node.
+[[nodiscard]] std::vector<int> processors_beside(const std::string& pci_address,
+                                                 const std::filesystem::path& root = "/");
+
 /// Returns "64 processors on 2 NUMA nodes, CPU quota of 8", of these what limits or divides the host; else "".
 [[nodiscard]] std::string describe(const HostProcessors& host);
 

@@ -126,6 +126,7 @@ std::optional<AbortNotice> announced(Store& store, std::chrono::milliseconds pat
 }
 
 void Backoff::sleep() {
+  if (std::chrono::steady_clock::now() < awake_until_) return std::this_thread::yield();
   std::this_thread::sleep_for(next_);
   next_ = std::min(next_ * 2, longest_);
 }

@@ -69,14 +69,18 @@ void announce(Store& store, const AbortNotice& notice);
 std::optional<AbortNotice> announced(Store& store,
                                      std::chrono::milliseconds patience = std::chrono::milliseconds(0));
 
-/// Sleeps between polls: 20 microseconds at first, then 2x longer each time.
+/// Sleeps between polls: 20 microseconds at first, then 2x longer each time. With `awake`, only lets other threads run for
+/// that time.
 class Backoff {
  public:
-  explicit Backoff(std::chrono::microseconds longest = std::chrono::milliseconds(5)) : longest_(longest) {}
+  explicit Backoff(std::chrono::microseconds longest = std::chrono::milliseconds(5),
+                   std::chrono::microseconds awake = std::chrono::microseconds(0))
+      : longest_(longest), awake_until_(std::chrono::steady_clock::now() + awake) {}
   void sleep();
 
  private:
   std::chrono::microseconds next_{20}, longest_;
+  std::chrono::steady_clock::time_point awake_until_;
 };
 
 }  // namespace sherd

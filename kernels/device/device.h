@@ -216,5 +216,7 @@ std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options = {});
 /// Returns the number of GPUs of this process, 0 without a driver; first sets CUDA_DEVICE_MAX_CONNECTIONS.
 /// @throws NotCompiled.
 int cuda_device_count();
+/// Returns the address of a GPU on the PCI bus, "0000:1B:00.0"; "" where the driver does not tell.
+std::string cuda_pci_address(int ordinal);
 
 }  // namespace sherd

@@ -91,6 +91,26 @@ TEST(RanksProcessors, ConsecutiveRanksShareANodeOrHaveSeveral) {
   EXPECT_EQ(processors_of(host, 6, 7), (Numbers{6, 7}));
 }
 
+TEST(RanksProcessors, AGpuHasThoseOfItsNode) {
+  const Numbers mine = allowed_here();
+  const TemporaryFolder root;
+  root.write("sys/devices/system/node/node0/cpulist", std::to_string(mine.back()) + ",1020-1023\n");
+  root.write("sys/devices/system/node/node1/cpulist", "1010\n");
+  const auto gpu = [&](const std::string& address, const std::string& node) {
+    root.write("sys/bus/pci/devices/" + address + "/numa_node", node + "\n");
+  };
+  gpu("0000:1b:00.0", "0");
+  gpu("0000:1c:00.0", "1");
+  gpu("0000:1d:00.0", "-1");
+  gpu("0000:1e:00.0", "5");
+  const auto beside = [&](const std::string& address) { return processors_beside(address, root.path()); };
+  const Numbers own = mine.size() > 1 ? Numbers{mine.back()} : Numbers{};
+  EXPECT_EQ(beside("0000:1B:00.0"), own) << "the driver writes capitals";
+  EXPECT_EQ(beside("0000:1b:00.0"), own);
+  for (const char* none : {"0000:1C:00.0", "0000:1D:00.0", "0000:1E:00.0", "0000:1F:00.0", ""})
+    EXPECT_EQ(beside(none), Numbers{}) << none;
+}
+
 TEST(RanksProcessors, ABoundThreadAndItsThreadsRunThereUntilItEnds) {
   const Numbers mine = allowed_here();
   {

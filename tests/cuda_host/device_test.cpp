@@ -82,6 +82,12 @@ TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
   EXPECT_EQ(text_of(9),
             "9 ranks with backend = nccl on 8 GPUs: it takes one GPU a rank; use backend = local, whose "
             "ranks share GPUs, or at most 8 ranks");
+  EXPECT_EQ(text_of(2),
+            "ranks = 2 with backend = nccl as threads of one process: a call for memory on one GPU waits "
+            "there for the "
+            "collectives of the others, which may wait for that rank; start a process for each GPU (`sherd "
+            "run --nproc 2 "
+            "-- COMMAND`), or give backend = local");
 }
 
 TEST(CudaDevice, TheKernelOfAnotherChipIsReplacedAndReported) {

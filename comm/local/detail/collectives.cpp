@@ -30,15 +30,20 @@ void reduce(const CollectiveContext& in, void* dst, int64_t begin, int64_t count
       in.context, {my.reduce, my.dtype, dst, {in.sends.begin(), in.sends.end()}, begin, count});
 }
 
+/// Returns all ranks, this one's successor first and itself last, so that ranks do not read one buffer at the same time.
+std::vector<size_t> from_successor(const CollectiveContext& in) {
+  std::vector<size_t> order(in.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::rotate(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(in.rank) + 1, order.end());
+  return order;
+}
+
 void all_gather_v(const CollectiveContext& in) {
   const comm::Call& my = in.mine();
   // gather_v: only the root receives.
   if (my.root >= 0 && my.root != in.rank) return;
-  int64_t to = 0;
-  for (size_t r = 0; r < in.size(); ++r) {
-    copy(in, my.recv, to, in.call(r).send, 0, my.counts[r]);
-    to += my.counts[r];
-  }
+  for (const size_t r : from_successor(in))
+    copy(in, my.recv, offset_of(my.counts, r), in.call(r).send, 0, my.counts[r]);
 }
 
 // One phase: each rank reads the peers' inputs and writes its own output, which no peer reads.
@@ -67,12 +72,10 @@ void all_reduce_own(const CollectiveContext& in) {
 }
 
 void all_reduce_gather(const CollectiveContext& in) {
-  const int64_t ranks = static_cast<int64_t>(in.size());
-  for (int64_t step = 1; step < ranks; ++step) {
-    // Each rank begins with its successor's slice, so that ranks do not read one buffer at the same time.
-    const int64_t r = (in.rank + step) % ranks;
-    const Slice theirs = slice_of(in, r);
-    copy(in, in.mine().recv, theirs.begin, in.call(static_cast<size_t>(r)).recv, theirs.begin, theirs.count);
+  for (const size_t r : from_successor(in)) {
+    if (static_cast<int64_t>(r) == in.rank) continue;
+    const Slice theirs = slice_of(in, static_cast<int64_t>(r));
+    copy(in, in.mine().recv, theirs.begin, in.call(r).recv, theirs.begin, theirs.count);
   }
 }
 
@@ -84,12 +87,11 @@ void broadcast(const CollectiveContext& in) {
 void all_to_all_v(const CollectiveContext& in) {
   const comm::Call& my = in.mine();
   const size_t rank = static_cast<size_t>(in.rank);
-  int64_t to = 0;
-  for (size_t r = 0; r < in.size(); ++r) {
+  for (const size_t r : from_successor(in)) {
     const comm::Call& peer = in.call(r);
     // The peer's counts give the offset; disagreement() has checked that they match this rank's.
-    copy(in, my.recv, to, peer.send, offset_of(peer.send_counts, rank), my.recv_counts[r]);
-    to += my.recv_counts[r];
+    copy(in, my.recv, offset_of(my.recv_counts, r), peer.send, offset_of(peer.send_counts, rank),
+         my.recv_counts[r]);
   }
 }
 

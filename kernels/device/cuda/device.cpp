@@ -61,7 +61,10 @@ class PinnedMemory final : public MemorySource {
     check(result, "pinned memory");
     return p;
   }
-  void release(void* p, int64_t) noexcept override { cudaFreeHost(p); }
+  void release(void* p, int64_t) noexcept override {
+    cudaSetDevice(ordinal_);  // a thread without a device would open a context on GPU 0
+    cudaFreeHost(p);
+  }
   int64_t queued() const override { return run_ahead_.queued(); }
   int64_t done() const override { return run_ahead_.done(); }
   void drain() override { drain_(); }
@@ -240,6 +243,12 @@ int cuda_device_count() {
   }
   check(result, "cudaGetDeviceCount");
   return count;
+}
+
+std::string cuda_pci_address(int ordinal) {
+  char address[32] = "";
+  if (cudaDeviceGetPCIBusId(address, sizeof address, ordinal) != cudaSuccess) cudaGetLastError();
+  return address;
 }
 
 Hardware hardware_of(const Device& device) {

@@ -16,6 +16,7 @@ class EventClock::Pool {
  public:
   explicit Pool(int ordinal) : ordinal_(ordinal) {}
   ~Pool() {
+    cudaSetDevice(ordinal_);
     for (cudaEvent_t event : free_) cudaEventDestroy(event);
   }
   cudaEvent_t take() {
@@ -99,7 +100,9 @@ class Stamp final : public NativeStamp {
 EventClock::EventClock(int ordinal) : ordinal_(ordinal), pool_(std::make_shared<Pool>(ordinal)) {}
 
 EventClock::~EventClock() {
-  if (stream_) cudaStreamDestroy(stream_);
+  if (!stream_) return;
+  cudaSetDevice(ordinal_);
+  cudaStreamDestroy(stream_);
 }
 
 std::shared_ptr<const EventClock::Base> EventClock::base() {

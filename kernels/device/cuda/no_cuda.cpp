@@ -18,6 +18,7 @@ namespace {
 
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions&) { refuse(); }
 int cuda_device_count() { refuse(); }
+std::string cuda_pci_address(int) { return ""; }
 Hardware hardware_of(const Device&) { return {}; }
 
 }  // namespace sherd

@@ -24,6 +24,10 @@ struct Inherited {
 /// waits for room has an event to wait for.
 int64_t pieces_per_event(int64_t most_work) { return std::clamp<int64_t>(most_work / 2, 1, 64); }
 
+/// Operations that the native queue has at most. A stream of CUDA takes some 1024 launches, which are 1 to 3 of an operation; the
+/// next launch blocks its thread, which may hold a lock of the driver that other streams need to get on.
+constexpr int64_t kMostIssued = 256;
+
 /// True on a stream's thread: work that its operations queue must not wait for other streams.
 thread_local bool is_worker = false;
 
@@ -291,6 +295,15 @@ void QueueStream::settle() {
   }
 }
 
+void QueueStream::await_native(Lock& lock) {
+  for (settle(); issued_count_ >= kMostIssued && !issued_.empty() && !failure_; settle()) {
+    const auto event = issued_.front().event;
+    lock.unlock();
+    attempt([&] { event->synchronize(); });
+    lock.lock();
+  }
+}
+
 int64_t QueueStream::oldest() {
   std::lock_guard lock(mutex_);
   settle();
@@ -402,6 +415,7 @@ void QueueStream::run() {
     if (asked_) mark_asked(lock);
     if (queue_.empty() && stop_) break;
     if (queue_.empty()) continue;
+    if (native_) await_native(lock);
     Item item = std::move(queue_.front());
     queue_.pop_front();
     running_ = item.number;

@@ -66,6 +66,8 @@ class QueueStream final : public Stream {
   int64_t held() const { return static_cast<int64_t>(queue_.size()) + (running_ > 0) + issued_count_; }
   /// Removes operations that the native queue has completed. Under mutex_.
   void settle();
+  /// Waits until the native queue takes one more operation without blocking the thread that issues it.
+  void await_native(Lock& lock);
   /// Number of the first operation that is not done, or RunAhead::kNothing.
   int64_t oldest();
 
