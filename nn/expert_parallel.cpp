@@ -3,6 +3,7 @@
 namespace sherd::nn {
 
 ExpertParallel ExpertParallel::of(const DeviceMesh& mesh) {
+  mesh.comm("expert")->connect_pairs();  // a pair may have no rows to exchange before a late step
   return {mesh.size("expert"), mesh.coordinate("expert"), mesh.comm("expert"),
           mesh.flatten({"expert_shard", "expert"})->clone()};
 }

@@ -68,7 +68,8 @@ class CheckedCommunicator : public Communicator {
  protected:
   /// Queues a call. `peer`: for send and recv. The operation runs inside recorder()->run(call.flight, ...).
   virtual void queue(Stream& stream, Verb verb, Call call, int peer) = 0;
-  /// Makes this rank's communicator of a split. `timeout` of 0: as this one's. `name`: of the new label.
+  /// Makes this rank's communicator of a split. `timeout` of 0: as this one's; else it is a side channel. `name`: of the new
+  /// label.
   virtual std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
                                                std::shared_ptr<CommCounters> counters, std::string name) = 0;
 

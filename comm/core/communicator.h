@@ -119,8 +119,14 @@ class Communicator {
 
   /// Returns a second communicator over the same ranks for slow operations beside training, such as files.
   /// Its collectives wait `timeout` for a peer instead of the launch's timeout and are counted separately.
-  /// Host-blocking.
+  /// They are small; NCCL has barriers, broadcasts, gathers and reductions of i64 there, by the job's store, and throws
+  /// NotSupported for others. Their order among those of other communicators is free. Host-blocking.
   virtual std::shared_ptr<Communicator> side_channel(std::chrono::milliseconds timeout) = 0;
+
+  /// Connects every pair of the group now, where a backend else does so at a pair's first exchange, with memory for it: for groups
+  /// that use all_to_all_v, or reductions of 16 bits. Collective; host-blocking; at once
+  /// after the first call.
+  virtual void connect_pairs() {}
 
   /// Allocates memory of device() for long-lived buffers of this launch's collectives. Every rank of the
   /// launch calls with its own specifications, without waiting for the others.

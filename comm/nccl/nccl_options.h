@@ -30,12 +30,19 @@ struct NcclOptions {
   /// registers that as a symmetric window (ncclCommWindowRegister, NCCL 2.27 and newer). A block has a
   /// granularity of 2 MiB or, where GPUs share memory by multicast, NCCL's own granularity, of which only the
   /// 2 MiB are counted. Where NCCL has no windows or the ranks' buffers differ, memory is as without the
-  /// option, and BufferSet::describe() gives the reason. NCCL may use another order of summation in windows.
+  /// option, and BufferSet::describe() gives the reason. NCCL may use another order of summation in windows. All-gathers
+  /// there are done by copy engines where NCCL can (NCCL_CTA_POLICY_ZERO, 2.28 and newer), and take no multiprocessor.
   bool windows = false;
   /// Leaves NCCL the sums of NVLink's switches (NVLS), whose order differs between calls: faster where a host
   /// has such switches, but a run repeated has other bits in fp32 sums. Otherwise NCCL_NVLS_ENABLE is set to 0
   /// before NCCL's first call, unless the environment sets it.
   bool nvls = false;
+  /// Thread blocks that a collective takes of the device at most (NCCL's maxCTAs); 0: NCCL's choice. Kernels of all
+  /// communicators of a step fit on a device beside each other when communicators * max_ctas is below its multiprocessors.
+  int max_ctas = 0;
+  /// launch() accepts several ranks that are threads of this process. For tests: the driver makes memory calls of one GPU
+  /// wait for what runs on the others of the process, and NCCL's kernels wait for each other (NCCL's issue 787).
+  bool threads = false;
   /// Prefix of the world's keys in the store: one name per world made from one store.
   std::string name = "world";
 };

@@ -56,7 +56,7 @@ class ShardRuntime::Builder {
   std::shared_ptr<Unit> make_unit(const UnitClaim& claim, const UnitPlan& plan, int number);
   /// Makes the buckets, as planned. Collective likewise.
   void make_buckets(const std::vector<UnitClaim>& claims);
-  GroupComms comms_of(const DeviceMesh& mesh, const ShardAxes& axes);
+  GroupComms comms_of(const DeviceMesh& mesh, const GroupPlan& plan);
   void make_slots();
   /// Allocates slots, staging and the buffers of groups.
   void allocate();
@@ -132,14 +132,13 @@ std::shared_ptr<Unit> ShardRuntime::Builder::make_unit(const UnitClaim& claim, c
   for (const GroupPlan& g : plan.groups) {
     std::vector<Parameter> params;
     for (const int i : g.params) params.push_back(claim.params[static_cast<size_t>(i)]);
-    unit.groups.push_back(
-        std::make_unique<ParamGroup>(r_.device_, ParamGroup::Spec{g,
-                                                                  std::move(params),
-                                                                  wrap.mesh,
-                                                                  comms_of(wrap.mesh, g.axes),
-                                                                  {wrap.options},
-                                                                  {},
-                                                                  &r_.context_->recorder}));
+    unit.groups.push_back(std::make_unique<ParamGroup>(r_.device_, ParamGroup::Spec{g,
+                                                                                    std::move(params),
+                                                                                    wrap.mesh,
+                                                                                    comms_of(wrap.mesh, g),
+                                                                                    {wrap.options},
+                                                                                    {},
+                                                                                    &r_.context_->recorder}));
   }
   unit.params = claim.params;
   // A bucket knows its units; a unit also needs the buckets that hold its parameters.
@@ -167,7 +166,7 @@ void ShardRuntime::Builder::make_buckets(const std::vector<UnitClaim>& claims) {
     // All units of a bucket are on the same ranks, so the first one's mesh stands for all.
     const DeviceMesh& mesh = claims[static_cast<size_t>(plan.units.front())].module->wrap_->mesh;
     auto group = std::make_unique<ParamGroup>(
-        r_.device_, ParamGroup::Spec{plan.group, std::move(params), mesh, comms_of(mesh, plan.group.axes),
+        r_.device_, ParamGroup::Spec{plan.group, std::move(params), mesh, comms_of(mesh, plan.group),
                                      std::move(options), std::move(owners), &r_.context_->recorder});
     r_.buckets_.push_back(std::make_unique<Bucket>(
         *r_.context_, Bucket::Spec{static_cast<int>(r_.buckets_.size()), plan.members(), std::move(group)}));
@@ -175,9 +174,10 @@ void ShardRuntime::Builder::make_buckets(const std::vector<UnitClaim>& claims) {
   }
 }
 
-GroupComms ShardRuntime::Builder::comms_of(const DeviceMesh& mesh, const ShardAxes& axes) {
+GroupComms ShardRuntime::Builder::comms_of(const DeviceMesh& mesh, const GroupPlan& plan) {
   // Returns the communicators of a group. Collective at the first request for these dimensions: clone()
   // blocks the host until all ranks call it.
+  const ShardAxes& axes = plan.axes;
   if (axes.shard.empty()) return {alone_, alone_, alone_, alone_};  // ignored parameters
   const auto inner = mesh.flatten(axes.shard);
   const auto outer = axes.replicate.empty() ? nullptr : mesh.flatten(axes.replicate);
@@ -189,6 +189,8 @@ GroupComms ShardRuntime::Builder::comms_of(const DeviceMesh& mesh, const ShardAx
     it->second.gather_outer = outer ? outer->clone() : alone_;
     it->second.reduce_outer = outer ? outer->clone() : alone_;
   }
+  // Its pieces are exchanged, and summed here.
+  if (plan.wire_dtype != DType::f32) it->second.reduce_inner->connect_pairs();
   return it->second;
 }
 

@@ -1,14 +1,17 @@
 // Properties of the NCCL backend alone: its ends, its registrations, its limits; its errors are in
 // nccl_failure_test.cpp. The suites that every backend passes run over it too (nccl_ranks.cpp).
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <thread>
 
 #include <sherd/comm/core/detail/call_bytes.h>
+#include <sherd/comm/nccl/detail/issue_order.h>
 
 #include "comm/nccl_runs.h"
 #include "support/message_of.h"
@@ -95,6 +98,78 @@ TEST_P(Ranks, SumsOf16BitsAreRoundedOnceWithoutAnOption) {
   }
 }
 
+TEST_P(Ranks, ASideChannelMovesWordsAndTextsOfAnyLength) {
+  const int ranks = GetParam();
+  const Outcome outcome = run(cpu_devices(ranks), quick(60s), {}, [&](RankContext& c) {
+    Stream& s = c.device->compute();
+    const int rank = c.world->rank();
+    const auto side = c.world->side_channel(1h);
+    const auto words = [&](int64_t n, int64_t first) {
+      const Tensor t = Tensor::empty(*c.device, {n}, DType::i64, "test");
+      std::iota(t.data<int64_t>(), t.data<int64_t>() + n, first);
+      return t;
+    };
+    const auto value = [](const Tensor& t, int64_t i) { return t.data<int64_t>()[i]; };
+    for (const int64_t n : {0, 1, 700, 20'000, 300'000}) {  // up to 2 MB: more than a value of the store has
+      const int64_t first = 1'000'000 * rank;
+      std::vector<int64_t> counts;
+      for (int r = 0; r < ranks; ++r) counts.push_back(r % 2 == 0 ? n : n / 2);
+      const Tensor mine = words(counts[static_cast<size_t>(rank)], first);
+      const Tensor all = words(std::accumulate(counts.begin(), counts.end(), int64_t{0}), 0);
+      for (const int root : {0, ranks - 1}) {
+        side->gather_v(s, rank == root ? all : Tensor(), counts, mine, root);
+        const Tensor text = words(n, first);
+        side->broadcast(s, text, root);
+        s.synchronize();
+        for (int64_t i = 0; i < n; ++i) ASSERT_EQ(value(text, i), 1'000'000 * root + i);
+        int64_t at = 0;
+        for (int r = 0; r < ranks && rank == root; ++r)
+          for (int64_t i = 0; i < counts[static_cast<size_t>(r)]; ++i)
+            ASSERT_EQ(value(all, at++), 1'000'000 * r + i);
+      }
+      const std::pair<ReduceOp, int64_t> reductions[] = {{ReduceOp::sum, 500'000 * ranks * (ranks - 1)},
+                                                         {ReduceOp::min, 0},
+                                                         {ReduceOp::max, 1'000'000 * (ranks - 1)}};
+      for (const auto& [op, want] : reductions) {
+        const Tensor t = words(std::min<int64_t>(n, 1), first);
+        side->all_reduce(s, t, op);
+        s.synchronize();
+        for (int64_t i = 0; i < t.numel(); ++i) ASSERT_EQ(value(t, i), want);
+      }
+      side->barrier(s);
+    }
+    const Tensor other = Tensor::empty(*c.device, {1}, DType::f32, "test");
+    EXPECT_THAT(message_of<NotSupported>([&] { side->all_reduce(s, other); }), HasSubstr("use clone()"));
+    s.synchronize();
+  });
+  EXPECT_THAT(outcome.texts, Each(""));
+}
+
+TEST(NcclIssueOrder, OperationsAreIssuedInTheOrderOfTheirTurnsDroppedOnesToo) {
+  const auto order = std::make_shared<nccl::IssueOrder>();
+  std::vector<std::shared_ptr<const nccl::IssueOrder::Turn>> turns;
+  for (int i = 0; i < 40; ++i) turns.push_back(order->take());
+  std::mutex mutex;
+  std::vector<int> issued;
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 39; i >= 0; --i)
+      threads.emplace_back([&, i, turn = std::move(turns[static_cast<size_t>(i)])]() mutable {
+        if (i % 4 == 3) return turn.reset();  // dropped
+        turn->await([] {});
+        {
+          std::lock_guard lock(mutex);
+          issued.push_back(i);
+        }
+        turn.reset();
+      });
+  }
+  EXPECT_EQ(issued.size(), 30u);
+  EXPECT_TRUE(std::ranges::is_sorted(issued));
+  const auto first = order->take(), second = order->take();
+  EXPECT_THROW(second->await([] { throw Error("the launch has failed"); }), Error);
+}
+
 INSTANTIATE_TEST_SUITE_P(Nccl, Ranks, testing::Values(1, 2, 3, 4, 5));
 
 TEST(NcclEnd, EveryCommunicatorIsFinalizedAndDestroyedAndNoneAborted) {
@@ -106,9 +181,9 @@ TEST(NcclEnd, EveryCommunicatorIsFinalizedAndDestroyedAndNoneAborted) {
   });
   EXPECT_THAT(outcome.texts, Each(""));
   const auto log = fake_nccl::log();
-  EXPECT_EQ(log.made, 9);
-  EXPECT_EQ(log.finalized, 9);
-  EXPECT_EQ(log.destroyed, 9);
+  EXPECT_EQ(log.made, 6) << "a side channel is none of NCCL's";
+  EXPECT_EQ(log.finalized, 6);
+  EXPECT_EQ(log.destroyed, 6);
   EXPECT_EQ(log.aborted, 0);
 }
 
@@ -238,9 +313,10 @@ TEST(NcclRegistration, EndsBeforeMemoryGoesBackToTheSystem) {
     EXPECT_EQ(fake_nccl::log().deregistered, 0);
     c.world->clone();
     sum_of(800);  // for which that block has to go
-    c.world->clone();
+    c.world->side_channel(60s);
     EXPECT_EQ(fake_nccl::log().registered, 4);
     EXPECT_EQ(fake_nccl::log().deregistered, 2);
+    c.world->side_channel(60s);  // both have looked
   });
   EXPECT_THAT(outcome.texts, Each(""));
   EXPECT_EQ(fake_nccl::log().deregistered, 4);

@@ -71,7 +71,8 @@ TEST(DigestOfCalls, DependsOnOrderPurposeVerbAndSizeButNotOnCallsWithoutAPurpose
   EXPECT_EQ(all[0], digests([&](auto& a, auto& b, auto& s) {
               call(a, s, "", 9), call(a, s, "x", 4), call(b, s, "y", 4), call(b, s, "", 1);
               const auto beside = a.side_channel(std::chrono::hours(1));
-              call(*beside, s, "x", 4);
+              beside->serve(Purpose("x"));
+              beside->barrier(s);
             }));
 }
 

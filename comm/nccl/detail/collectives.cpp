@@ -183,9 +183,15 @@ class Issue {
     const auto work = [&](const std::vector<Piece>& p, int r) {
       return r != lane_.rank && p[at(r)].count > 0;
     };
-    bool any = false;
-    for (int r = 0; r < lane_.size; ++r) any = any || work(sends, r) || work(recvs, r);
+    bool any = false, first = false;
+    for (int r = 0; r < lane_.size; ++r) {
+      if (!work(sends, r) && !work(recvs, r)) continue;
+      any = true;
+      first = lane_.handle.connects(r) || first;
+    }
     if (!any) return;
+    Session::Issuing quiet;
+    if (first && lane_.context.queue) quiet = lane_.session.issue_in_quiet();
     run([&](ncclComm_t comm) {
       // One group: sends and receives of all pairs progress together, so no order of ranks can deadlock.
       ncclResult_t result = api().group_start();
@@ -235,7 +241,7 @@ class Issue {
 void issue(const Lane& lane, Verb verb, const Call& call, int peer) {
   const Issue issue(lane, call);
   // Before NCCL's call, which reads the registrations while it is issued.
-  if (lane.session.options().register_buffers) issue.register_memory();
+  if (lane.session.options().register_buffers && call.sequence > 0) issue.register_memory();
   switch (verb) {
     case Verb::all_gather:
       return issue.all_gather();

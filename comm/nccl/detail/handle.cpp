@@ -9,9 +9,13 @@
 namespace sherd::nccl {
 namespace {
 
-ncclConfig_t nonblocking() {
+ncclConfig_t config_of(const NcclOptions& options) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+  if (options.windows) config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#endif
   return config;
 }
 
@@ -24,6 +28,9 @@ ncclResult_t taken_up(ncclResult_t result) { return result == ncclSuccess ? nccl
 
 // Time after which a communicator is aborted whose peers do not close theirs.
 constexpr std::chrono::seconds kCloseTime{10};
+
+// Most calls are complete by then, and a stream's worker that sleeps longer lets the device run dry.
+constexpr std::chrono::microseconds kAwake{200};
 
 }  // namespace
 
@@ -57,7 +64,7 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
                     const Deadline& deadline) {
   // Nonblocking communicators return in progress: the state is polled, so that failures of other ranks and
   // the deadline end the wait.
-  for (Backoff backoff(std::chrono::milliseconds(1)); result == ncclInProgress;) {
+  for (Backoff backoff(std::chrono::milliseconds(1), kAwake); result == ncclInProgress;) {
     // The lock is released while sleeping, so that the watchdog can abort the communicator.
     lock.unlock();
     backoff.sleep();
@@ -88,14 +95,14 @@ void Handle::init(int rank, int size, const ncclUniqueId& id, const std::string&
     std::lock_guard driver(driver_);
     std::unique_lock lock(mutex_);
     session_.check(where);
-    ncclConfig_t config = nonblocking();
+    ncclConfig_t config = config_of(session_.options());
     settle(lock, session_.api().comm_init_rank_config(&comm_, size, id, rank, &config), where, deadline);
   });
 }
 
 void Handle::init_split(Handle& parent, int color, int key, const std::string& where,
                         const Deadline& deadline) {
-  ncclConfig_t config = nonblocking();
+  ncclConfig_t config = config_of(session_.options());
   // A split is not numbered: other ranks' progress is not compared with it.
   parent.begin(Awaited{});
   count_memory([&] {
@@ -288,11 +295,12 @@ void Handle::under_way(const std::string& where, const Deadline& deadline,
   flights_.push_back({where, deadline, std::move(done), awaited_});
 }
 
-bool Handle::idle() {
-  if (queued_.load() > 0) return false;
+bool Handle::idle() { return queued_.load() == 0 && !in_flight(); }
+
+bool Handle::in_flight() {
   std::lock_guard lock(flights_mutex_);
   std::erase_if(flights_, [](const Flight& f) { return f.done->done(); });
-  return flights_.empty();
+  return !flights_.empty();
 }
 
 // Runs on the watchdog's thread. A returned trouble fails the launch; the order of checks puts the most exact

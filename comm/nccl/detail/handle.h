@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +52,10 @@ class Handle final : public Watched {
   /// and where NCCL does not close it, the block is kept until the communicator has ended.
   void close_window(const WindowBlock& block) noexcept;
 
+  /// Notes a message to or from a rank of the group; returns whether it is the first, for which NCCL takes memory. On the thread
+  /// that issues.
+  bool connects(int peer) { return connected_.insert(peer).second; }
+
   /// Returns device memory for what the running operation issues, grow-only; not the stream's own scratch
   /// memory, which kernels that read this may use.
   char* scratch(const ExecutionContext& context, int64_t bytes);
@@ -60,10 +65,13 @@ class Handle final : public Watched {
   /// Counts the next call: a call of all ranks of the group, or a message to or from world rank `peer`.
   void begin(const std::string& where);
   void begin_message(int peer, bool sends);
+  /// The next call is none of those.
+  void begin_uncounted() { begin(Awaited{}); }
 
   /// Counts an operation as queued but not yet issued, until the returned object is destroyed.
   std::shared_ptr<void> queued();
   bool has_queued() const override { return queued_.load() > 0; }
+  bool in_flight() override;
   /// Registers an issued operation; it is late when `done` does not complete before the deadline.
   void under_way(const std::string& where, const Deadline& deadline, std::shared_ptr<NativeEvent> done);
   /// Returns whether nothing is queued or in flight.
@@ -123,6 +131,7 @@ class Handle final : public Watched {
   ncclComm_t split_ = nullptr;  // set by a thread of NCCL when a split is complete
   std::vector<std::shared_ptr<void>> counted_;  // memory that NCCL has taken for it; under mutex_
   std::atomic<bool> used_{false};               // by a collective or a message
+  std::set<int> connected_;                     // ranks of the group
   std::vector<Registration> registered_;
   int64_t windows_asked_ = 0;      // used by the rank's thread
   std::list<Opened> windows_;      // a list: NCCL writes to an entry while it makes the window

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include <sherd/comm/backend/checked_communicator.h>
 #include <sherd/comm/core/detail/timeouts.h>
@@ -16,6 +17,7 @@
 #include <sherd/comm/nccl/detail/collectives.h>
 #include <sherd/comm/nccl/detail/handle.h>
 #include <sherd/comm/nccl/detail/session.h>
+#include <sherd/comm/nccl/detail/side_channel.h>
 #include <sherd/comm/nccl/detail/window_buffers.h>
 
 namespace sherd::nccl {
@@ -28,11 +30,11 @@ using std::chrono::milliseconds;
 /// Runs work where the device is current, and waits for it.
 template <class F>
 void on_device(Device& device, F work) {
-  const auto stream = device.make_stream("nccl setup");
+  const auto stream = device.make_stream("nccl setup", StreamPriority::high);
   std::exception_ptr failure;  // the device's own way to tell may lose to Device::fail
-  stream->submit("nccl setup", [&](ExecutionContext&) {
+  stream->submit("nccl setup", [&](ExecutionContext& context) {
     try {
-      work();
+      work(context);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -54,13 +56,15 @@ struct Group {
   std::vector<int> world_ranks;
   int rank;
   milliseconds timeout;
+  std::shared_ptr<SideChannel> side = {};  // that its calls go through, instead of NCCL
 
   int size() const { return static_cast<int>(world_ranks.size()); }
 };
 
 // Runs one call on the stream's thread: checks the launch and the peers' calls, issues NCCL's operation, and
 // hands it to the watchdog, which aborts it at the deadline.
-void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionContext& context) {
+void run(const Group& group, Verb verb, const Call& call, int peer, const IssueOrder::Turn* turn,
+         ExecutionContext& context) {
   std::string where = fmt::format("{} on rank {}", describe(call), group.session->world_rank());
   const bool message = verb == Verb::send || verb == Verb::recv;
   if (message)
@@ -69,20 +73,28 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
   Session& session = *group.session;
   // Throws the first failure of the launch, before anything is issued.
   session.check(where);
-  if (message)
+  const bool counted = call.sequence > 0;  // else it only connects ranks
+  if (!counted)
+    group.handle.begin_uncounted();
+  else if (message)
     group.handle.begin_message(group.world_ranks[static_cast<size_t>(peer)], verb == Verb::send);
   else
     group.handle.begin(where);
   const Deadline deadline(group.timeout);
   // The check exchanges the call through the store and waits for the peers. NCCL itself cannot detect
   // different calls: it would hang, or move wrong data.
-  if (session.options().check_calls) {
+  if (counted && session.options().check_calls) {
     if (message)
       check_message(session, group.name, group.world_ranks, group.rank, peer, verb == Verb::send, call, where,
                     deadline);
     else
       check_collective(session, group.name, group.world_ranks, group.rank, call, where, deadline);
   }
+  if (group.side) return group.side->run(context, verb, call, where, deadline);
+  // Without a native queue the operation ends within its turn, and would wait for a peer that has another order.
+  if (context.queue) turn->await([&] { session.check(where); });
+  Session::Issuing issuing;
+  if (context.queue) issuing = counted ? session.issue_alone() : session.issue_in_quiet();
   issue({session, group.handle, context, group.rank, group.size(), where, deadline}, verb, call, peer);
   // Without a native queue (tests) the operation is done when issue() returns.
   if (context.queue) {
@@ -95,7 +107,8 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
 /// One queued call, as submitted to a stream.
 struct Queued {
   std::shared_ptr<const Group> group;
-  std::shared_ptr<void> token;  // goes before the group does
+  std::shared_ptr<const IssueOrder::Turn> turn;  // null on a side channel
+  std::shared_ptr<void> token;                   // goes before the group does
   std::shared_ptr<comm::FlightRecorder> recorder;
   Verb verb;
   Call call;
@@ -103,7 +116,8 @@ struct Queued {
 
   void operator()(ExecutionContext& context) const {
     recorder->run(
-        call.flight, [&] { run(*group, verb, call, peer, context); }, comm::FlightRecord::State::handed);
+        call.flight, [&] { run(*group, verb, call, peer, turn.get(), context); },
+        comm::FlightRecord::State::handed);
   }
 };
 
@@ -117,6 +131,34 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
 
   void leave() noexcept override { group_->session->leave(); }
 
+  /// NCCL connects a communicator's ranks at its first operation, with memory for it; this is the first.
+  void warm_up() {
+    if (connects_none()) return;
+    const Tensor word = Tensor::empty(device(), {1}, DType::i32, MemoryClass::message, "nccl connections");
+    set_up(Verb::all_reduce, {.op = "connect",
+                              .dtype = DType::i32,
+                              .elements = 1,
+                              .reduce = ReduceOp::max,
+                              .send = word,
+                              .recv = word});
+    if (group_->session->options().exact_order) connect_pairs();  // sums are exchanges
+  }
+
+  void connect_pairs() override {
+    if (connects_none() || std::exchange(pairs_connected_, true)) return;
+    const std::vector<int64_t> each(static_cast<size_t>(size()), 1);
+    const auto bytes = [&] {
+      return Tensor::empty(device(), {size()}, DType::u8, MemoryClass::message, "nccl connections");
+    };
+    set_up(Verb::all_to_all_v, {.op = "connect_pairs",
+                                .sequence = -1,
+                                .elements = size(),
+                                .send_counts = each,
+                                .recv_counts = each,
+                                .send = bytes(),
+                                .recv = bytes()});
+  }
+
   std::vector<std::string> recover(milliseconds) override {
     throw NotSupported(fmt::format(
         "recover() on rank {}: NCCL's communicators are gone once a launch has failed, and so is what was "
@@ -126,30 +168,46 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
   }
 
   std::unique_ptr<BufferSet> make_buffers(std::span<const BufferSpec> specs) override {
-    if (!group_->session->options().windows) return comm::CheckedCommunicator::make_buffers(specs);
+    if (!group_->session->options().windows || group_->side)
+      return comm::CheckedCommunicator::make_buffers(specs);
     // The function lets the buffers find the group of any communicator of the same session, to open windows
     // on it too.
-    return make_window_buffers(group_->session->api(), device(), specs, *window_group(),
-                               [session = group_->session](Communicator& comm) {
-                                 const auto* own = dynamic_cast<const NcclCommunicator*>(&comm);
-                                 return own && own->group_->session == session ? own->window_group()
-                                                                               : nullptr;
-                               });
+    return make_window_buffers(
+        group_->session->api(), device(), specs, *window_group(),
+        [session = group_->session](Communicator& comm) {
+          const auto* own = dynamic_cast<const NcclCommunicator*>(&comm);
+          return own && own->group_->session == session && !own->group_->side ? own->window_group() : nullptr;
+        });
   }
 
  private:
   std::shared_ptr<const WindowGroup> window_group() const {
-    return std::make_shared<const WindowGroup>(
-        WindowGroup{group_->session, group_->handle, group_->name, group_->world_ranks, group_->rank,
-                    group_->timeout, [device = &device()](const auto& work) { on_device(*device, work); }});
+    return std::make_shared<const WindowGroup>(WindowGroup{
+        group_->session, group_->handle, group_->name, group_->world_ranks, group_->rank, group_->timeout,
+        [device = &device()](const auto& work) { on_device(*device, [&](ExecutionContext&) { work(); }); }});
+  }
+
+  bool connects_none() const { return size() == 1 || group_->side != nullptr; }
+  /// A call of the rank's thread, which waits for it. It is none of those that counts() has.
+  void set_up(Verb verb, const Call& call) {
+    on_device(device(), [&](ExecutionContext& context) {
+      run(*group_, verb, call, -1, group_->session->order().take().get(), context);
+      if (context.queue) context.queue->record()->synchronize();
+    });
   }
 
   comm::AbortDomain& domain() override { return group_->session->domain(); }
 
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
+    if (group_->side && !SideChannel::has(verb, call))
+      throw NotSupported(fmt::format(
+          "{} of {} on rank {} beside training: NCCL's side channel has barriers, broadcasts, gathers and "
+          "reductions of i64; use clone()",
+          call.op, name_of(call.dtype), world_rank()));
     // Queued before it is submitted: announce_departure() never misses it.
     stream.submit({call.op, comm::work_kind_of(verb)},
-                  Queued{group_, group_->handle.queued(), recorder(), verb, call, peer});
+                  Queued{group_, group_->side ? nullptr : group_->session->order().take(),
+                         group_->handle.queued(), recorder(), verb, call, peer});
   }
 
   std::shared_ptr<Communicator> divide(int color, int key, milliseconds timeout,
@@ -175,15 +233,23 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
     for (const int r : ranks) world_ranks.push_back(group_->world_ranks[static_cast<size_t>(r)]);
     const int new_rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
 
-    // All members have called split() by now, so their earlier operations complete.
-    wait_until_idle(where, deadline);
     std::string name = fmt::format("{}.{}", prefix, color);
     Handle& handle = add_handle(session, name, world_ranks);
-    on_device(device(), [&] { handle.init_split(group_->handle, color, key, where, deadline); });
-    const auto group =
-        std::make_shared<const Group>(Group{group_->session, handle, std::move(name), std::move(world_ranks),
-                                            new_rank, timeout.count() > 0 ? timeout : group_->timeout});
-    return std::make_shared<NcclCommunicator>(group, shared_device(), std::move(counters), std::move(label));
+    Group group{group_->session, handle,   name,
+                world_ranks,     new_rank, timeout.count() > 0 ? timeout : group_->timeout};
+    if (timeout.count() > 0 || group_->side) {
+      group.side = std::make_shared<SideChannel>(session, std::move(name), std::move(world_ranks), new_rank);
+    } else {
+      // All members have called split() by now, so their earlier operations complete.
+      wait_until_idle(where, deadline);
+      on_device(device(),
+                [&](ExecutionContext&) { handle.init_split(group_->handle, color, key, where, deadline); });
+    }
+    const auto made =
+        std::make_shared<NcclCommunicator>(std::make_shared<const Group>(std::move(group)), shared_device(),
+                                           std::move(counters), std::move(label));
+    made->warm_up();
+    return made;
   }
 
   /// Waits until nothing is under way on the communicator, as ncclCommSplit() requires. The wait ends by a
@@ -200,7 +266,14 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
 
   const std::shared_ptr<const Group> group_;
   int splits_ = 0;
+  bool pairs_connected_ = false;
 };
+
+// NCCL reads it after all ranks have met.
+void set_environment(const NcclOptions& options) {
+  constexpr const char* kName = "NCCL_NVLS_ENABLE";
+  if (!options.nvls && std::getenv(kName) == nullptr) ::setenv(kName, "0", 0);
+}
 
 // Rank 0 makes NCCL's id and publishes it in the store; the other ranks poll for it.
 ncclUniqueId exchange_id(Session& session, int rank, const std::string& where, const Deadline& deadline) {
@@ -243,8 +316,7 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
         "and at least 1 ms",
         rank, size, options.timeout.count(), options.poll.count()));
   const std::string where = fmt::format("making the world on rank {} of {}", rank, size);
-  // Before all ranks meet below: NCCL, which reads the environment, begins after that.
-  if (!options.nvls) ::setenv("NCCL_NVLS_ENABLE", "0", 0);
+  set_environment(options);
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto recorder = std::make_shared<comm::FlightRecorder>(options.flight_recorder, rank, size);
@@ -253,19 +325,23 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
   // All ranks are there before NCCL begins: ncclCommInit blocks without naming a missing rank.
   session->collect(options.name + "/here", static_cast<size_t>(rank), "", ranks, where, deadline);
   Handle& handle = add_handle(*session, options.name, ranks);
-  on_device(*device,
-            [&] { handle.init(rank, size, exchange_id(*session, rank, where, deadline), where, deadline); });
+  on_device(*device, [&](ExecutionContext&) {
+    handle.init(rank, size, exchange_id(*session, rank, where, deadline), where, deadline);
+  });
   const auto group = std::make_shared<const Group>(
       Group{session, handle, options.name, std::move(ranks), rank, options.timeout});
-  return std::make_shared<NcclCommunicator>(group, std::move(device),
-                                            std::make_shared<comm::CommCounters>(recorder),
-                                            comm::CheckedCommunicator::kWorld);
+  const auto world = std::make_shared<NcclCommunicator>(group, std::move(device),
+                                                        std::make_shared<comm::CommCounters>(recorder),
+                                                        comm::CheckedCommunicator::kWorld);
+  world->warm_up();
+  return world;
 }
 
 std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
                                                       std::span<const std::shared_ptr<Device>> devices,
                                                       const NcclOptions& options) {
   if (devices.empty()) throw InvalidArgument("a world of no devices; use at least 1");
+  set_environment(options);  // before there are threads that read it
   // Threads of one process share a store in memory; each thread makes one rank, since NCCL's initialisation
   // is collective.
   const std::shared_ptr<Store> store = make_memory_store();

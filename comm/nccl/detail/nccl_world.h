@@ -19,7 +19,7 @@ namespace sherd {
 ///   magnitudes. bf16 and f16 sums always have Communicator's bits, as f32 and f64 do with exact_order.
 /// - max and min of NaN: NCCL's result, but with exact_order as Communicator's.
 /// - send may complete before the receiver has the data; its buffer may be reused then.
-/// - split, clone and side_channel wait until what is queued on this communicator is done. What NCCL holds
+/// - split and clone wait until what is queued on this communicator is done. What NCCL holds
 ///   for a communicator is freed with the last one of its world.
 /// - A rank whose body has returned is detected within two polls, not at once.
 /// - recover() throws NotSupported on every rank: NCCL's communicators do not survive a failure.

@@ -28,6 +28,10 @@ Session::Session(const NcclApi& api, Device& device, std::shared_ptr<Store> stor
     for (Allocator* allocator : {&device.allocator(), &device.staging()})
       listening_.push_back(
           allocator->on_return([this](const void* block, int64_t bytes) { forget(block, bytes); }));
+  // A process with a GPU that no other shares, too: memory waits for what runs on its own.
+  if (&device.allocator() != &device.staging())
+    for (Allocator* allocator : {&device.allocator(), &device.staging()})
+      listening_.push_back(allocator->gate([this] { return std::make_shared<Issuing>(issue_in_quiet()); }));
   // Started last: the thread uses all members.
   watchdog_.emplace(domain(), store_, world_rank_, options.poll,
                     comm::Watchdog::Duties{.check = [this] { poll(); },
@@ -51,6 +55,19 @@ Session::~Session() {
 void Session::add(std::unique_ptr<Watched> communicator) {
   std::lock_guard lock(mutex_);
   communicators_.push_back(std::move(communicator));
+}
+
+Session::Issuing Session::issue_in_quiet() noexcept {
+  Issuing held(issuing_);
+  const auto running = [&] {
+    std::lock_guard lock(mutex_);
+    return std::ranges::any_of(communicators_, [](const auto& c) { return c->in_flight(); });
+  };
+  try {
+    for (Backoff backoff(std::chrono::milliseconds(1)); !failed() && running();) backoff.sleep();
+  } catch (const std::exception&) {  // the device has failed; the call of its memory says so
+  }
+  return held;
 }
 
 void Session::check(const std::string& where) {

@@ -13,6 +13,7 @@
 
 #include <sherd/comm/bootstrap/store.h>
 #include <sherd/comm/nccl/detail/api.h>
+#include <sherd/comm/nccl/detail/issue_order.h>
 #include <sherd/comm/nccl/detail/library_memory.h>
 #include <sherd/comm/nccl/detail/watched.h>
 #include <sherd/comm/nccl/nccl_options.h>
@@ -48,6 +49,14 @@ class Session {
   comm::AbortDomain& domain() { return watch_.domain(); }
   comm::Progress& progress() { return progress_; }
   LibraryMemory& memory() { return memory_; }
+  IssueOrder& order() { return *order_; }
+
+  using Issuing = std::unique_lock<std::recursive_mutex>;
+  /// One operation is issued at a time, and none beside a call of the device's memory.
+  Issuing issue_alone() { return Issuing(issuing_); }
+  /// The same, when none of the issued operations runs any more, or the launch has failed: for calls of the driver that wait for
+  /// what runs on the device. Operations run in one order on all ranks, so that the others issue what this waits for.
+  Issuing issue_in_quiet() noexcept;
 
   /// Takes a communicator; the watchdog checks it from now on.
   void add(std::unique_ptr<Watched> communicator);
@@ -95,12 +104,14 @@ class Session {
   comm::Watch watch_;
   comm::Progress progress_;
   LibraryMemory memory_{device_};
+  const std::shared_ptr<IssueOrder> order_ = std::make_shared<IssueOrder>();  // turns may outlive the session
+  std::recursive_mutex issuing_;  // before mutex_, and the allocators'
   std::mutex mutex_;
   std::list<std::unique_ptr<Watched>> communicators_;
   std::atomic<bool> leaving_{false};
   bool departure_announced_ = false;
   std::optional<std::chrono::steady_clock::time_point> network_error_;  // when the watchdog first saw one
-  std::vector<std::shared_ptr<void>> listening_;                        // to the device's allocators
+  std::vector<std::shared_ptr<void>> listening_;  // to the device's allocators, at their gates
   std::optional<comm::Watchdog> watchdog_;
 };
 

@@ -24,6 +24,8 @@ class Watched {
 
   /// Returns whether operations are queued but not yet issued.
   virtual bool has_queued() const = 0;
+  /// Returns whether operations are issued but not yet done.
+  virtual bool in_flight() = 0;
   /// Returns the first trouble since the last poll, if any. Waits only to find the ranks that a late call waits for.
   virtual Trouble poll() = 0;
   /// Removes the registrations that overlap the block; with the device current, when no operation uses it.

@@ -34,6 +34,7 @@ TeamComms TeamComms::make(const std::vector<Parameter>& params, const MatrixPlan
     const auto clone = [&](const std::string& purpose) {
       auto comm = c.team->clone();
       comm->serve(Purpose(purpose + team));
+      comm->connect_pairs();
       return comm;
     };
     if (uses(PlanMode::owner) || uses(PlanMode::gram)) {

@@ -38,6 +38,8 @@ sherd::LaunchOptions launch_options(const TrainConfig& config) {
   launch.nccl.register_buffers = config.nccl_register_buffers;
   launch.nccl.windows = config.nccl_windows;
   launch.nccl.nvls = config.nccl_nvls;
+  launch.nccl.max_ctas = static_cast<int>(config.nccl_max_ctas);
+  launch.nccl.threads = config.nccl_threads;
   launch.timeout = std::chrono::milliseconds(std::llround(config.comm_timeout * 1e3));
   launch.flight_recorder.folder = config.flight_recorder;
   return launch;

@@ -21,8 +21,9 @@ TEST(LaunchFlags, SetTheOptionsOfALaunch) {
   c.symmetric_products = sherd::SymmetricProducts::hopper;
   c.attention = sherd::AttentionMethod::own;
   c.tf32 = c.nccl_exact_order = c.nccl_check_calls = c.nccl_register_buffers = c.nccl_windows = c.nccl_nvls =
-      true;
+      c.nccl_threads = true;
   c.mpi_library_order = true;
+  c.nccl_max_ctas = 8;
   c.threads = 3;
   c.memory_limit = 4096;
   c.max_queued = 7;
@@ -40,7 +41,8 @@ TEST(LaunchFlags, SetTheOptionsOfALaunch) {
   EXPECT_EQ(o.job.bootstrap, sherd::Bootstrap::mpi);
   EXPECT_EQ(o.backend, sherd::BackendKind::nccl);
   EXPECT_TRUE(o.nccl.exact_order && o.nccl.check_calls && o.nccl.register_buffers && o.nccl.windows &&
-              o.nccl.nvls);
+              o.nccl.nvls && o.nccl.threads);
+  EXPECT_EQ(o.nccl.max_ctas, 8);
   EXPECT_TRUE(o.mpi.library_order);
   EXPECT_EQ(o.timeout, std::chrono::milliseconds(1500));
   EXPECT_EQ(o.flight_recorder.folder, "flights");
