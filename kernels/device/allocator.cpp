@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include <sherd/base/error.h>
 
@@ -29,7 +30,26 @@ Allocator::~Allocator() {
   for (Foreign& f : leaving_) give_back(f.block, *f.source);
 }
 
+std::shared_ptr<void> Allocator::gate(Gate f) {
+  std::lock_guard lock(listeners_mutex_);
+  gate_ = std::move(f);
+  return {static_cast<void*>(this), [this](void*) {
+            std::lock_guard removal(listeners_mutex_);
+            gate_ = nullptr;
+          }};
+}
+
+std::shared_ptr<void> Allocator::pass_gate() {
+  Gate gate;
+  {
+    std::lock_guard lock(listeners_mutex_);
+    gate = gate_;
+  }
+  return gate ? gate() : nullptr;
+}
+
 void Allocator::give_back(const Block& block, MemorySource& source) noexcept {
+  const std::shared_ptr<void> passed = pass_gate();
   {
     std::lock_guard lock(listeners_mutex_);
     for (const OnReturn& f : listeners_) f(block.data, block.bytes);
@@ -145,8 +165,11 @@ Allocator::Block Allocator::grow(MemorySource& source, int64_t size, std::string
                                  Lock& lock) {
   const int64_t recent = recent_peak(live_ + size);
   shrink(recent + recent / 2 + kSlack - size, !fresh, lock);
+  if (limit_ > 0) shrink(limit_ - size, !fresh, lock);
+  lock.unlock();
+  std::shared_ptr<void> passed = pass_gate();
+  lock.lock();
   if (limit_ > 0) {
-    shrink(limit_ - size, !fresh, lock);
     const int64_t total = held_bytes() - (fresh ? kept_ + returning_ : 0) + size;
     if (total > limit_)
       throw OutOfMemory(fmt::format(
@@ -160,6 +183,7 @@ Allocator::Block Allocator::grow(MemorySource& source, int64_t size, std::string
   // Blocks kept for reuse may be what is missing.
   while (data == nullptr && !shelf_.empty()) {
     const int64_t before = held_bytes();
+    passed = nullptr;  // what shrink() waits for may wait behind the gate
     shrink(before - size, !fresh, lock);
     if (held_bytes() >= before) break;
     data = source.allocate(size);
@@ -230,9 +254,36 @@ void Allocator::release(void* p, bool idle) noexcept {
     leaving_.push_back(std::move(other.mapped()));
     return;
   }
+  keep({p, used.block_bytes}, idle ? 0 : source_->queued());
+}
+
+void Allocator::keep(const Block& block, int64_t until) {
   const uint64_t now = ++releases_;
-  by_age_.emplace(now, shelf_.emplace(used.block_bytes, Kept{p, idle ? 0 : source_->queued(), now}));
-  kept_ += used.block_bytes;
+  by_age_.emplace(now, shelf_.emplace(block.bytes, Kept{block.data, until, now}));
+  kept_ += block.bytes;
+}
+
+std::vector<int64_t> Allocator::blocks() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int64_t> sizes;
+  for (const auto& [data, used] : used_)
+    if (!foreign_.contains(data)) sizes.push_back(used.block_bytes);
+  for (const auto& [size, kept] : shelf_) sizes.push_back(size);
+  return sizes;
+}
+
+void Allocator::reserve(std::vector<int64_t> sizes) {
+  std::ranges::sort(sizes, std::greater());
+  std::lock_guard lock(mutex_);
+  for (const int64_t size : sizes) {
+    if (limit_ > 0 && held_bytes() + size > limit_) break;
+    void* const data = source_->allocate(size);
+    if (data == nullptr) break;
+    note_held(size);
+    keep({data, size}, 0);
+  }
+  // Until the step has run they are not too many.
+  window_peak_ = std::max(window_peak_, live_ + kept_);
 }
 
 int64_t Allocator::live_bytes() const {

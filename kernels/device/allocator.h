@@ -89,6 +89,12 @@ class Allocator {
   /// operation uses it. Never throws.
   void release(void* p, bool idle = false) noexcept;
 
+  /// Sizes of the blocks that the source has given and that have not returned to it: a step's, when it has run once.
+  std::vector<int64_t> blocks() const;
+  /// Takes blocks of these sizes from the source now and keeps them for requests, so that a step with such blocks() calls the source
+  /// no more. Takes fewer where the limit or the source has no room for all: the request that misses them says so.
+  void reserve(std::vector<int64_t> sizes);
+
   int64_t live_bytes() const;
   /// Largest live_bytes() since construction or the last reset_peak(). Takes no lock: a callback of the
   /// device may ask while another thread waits for the device inside allocate().
@@ -121,6 +127,12 @@ class Allocator {
   /// must not outlive the allocator.
   [[nodiscard]] std::shared_ptr<void> on_return(OnReturn f);
 
+  /// Called before each call of a source; the call is over when the returned object is destroyed. For a library whose running
+  /// operations the source would wait for. It may wait, without the allocator's lock, and does not throw.
+  using Gate = std::function<std::shared_ptr<void>()>;
+  /// Registered until the returned object is destroyed; one at a time. The object must not outlive the allocator.
+  [[nodiscard]] std::shared_ptr<void> gate(Gate f);
+
   static int64_t rounded(int64_t bytes) { return bytes <= 0 ? 128 : (bytes + 127) / 128 * 128; }
 
  private:
@@ -139,9 +151,13 @@ class Allocator {
   std::string format_locked() const;
   std::vector<MemoryLine> table_locked() const;
   void give_back(const Block& block, MemorySource& source) noexcept;
+  /// Passes the gate, if any. Without the lock.
+  std::shared_ptr<void> pass_gate();
   /// Returns a kept block for `size`, or none.
   Block reuse(int64_t size, bool fresh);
   Block take(Shelf::iterator at);
+  /// Keeps a block for reuse when done() is at `until`.
+  void keep(const Block& block, int64_t until);
   Block grow(MemorySource& source, int64_t size, std::string_view name, bool fresh, Lock& lock);
   void count(const Block& block, int64_t size, MemoryClass kind, std::string_view name);
   /// Frees released blocks of other sources that no queued operation uses.
@@ -194,6 +210,7 @@ class Allocator {
   int64_t window_peak_ = 0, last_window_peak_ = 0, window_count_ = 0;
   std::mutex listeners_mutex_;
   std::list<OnReturn> listeners_;
+  Gate gate_;  // under listeners_mutex_
 };
 
 /// Memory of the host, which queued operations never use.

@@ -28,6 +28,7 @@
 
 #include "train_gpt/model/model_source.h"
 #include "train_gpt/rules/parse_config.h"
+#include "train_gpt/run/forecast.h"
 #include "train_gpt/run/generate.h"
 #include "train_gpt/run/output.h"
 #include "train_gpt/run/same_files.h"
@@ -273,10 +274,11 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
     doing = "building the model";
   }
   std::string unplanned;
-  if (out && config.trains() && config.plan) {
+  if (config.trains()) {
     doing = "planning the step";
     try {
-      out->plan = RunPlan::of(config, *rank.device);
+      if (out && config.plan) out->plan = RunPlan::of(config, *rank.device);
+      reserve_memory(config, rank);
     } catch (const sherd::Error& e) {
       unplanned = e.what();
     }
@@ -284,7 +286,7 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
   }
   Trainer trainer(rank, config, windows);
   // Behind what ends the run for the same reason.
-  if (!unplanned.empty()) warn(fmt::format("this run is not planned: {}", unplanned));
+  if (out && !unplanned.empty()) warn(fmt::format("this run is not planned: {}", unplanned));
   // The trainer is destroyed after the failure is reported, so that the other ranks receive the cause.
   return sherd::abort_on_error(
       *rank.world, [&] { return use(trainer, config, sources, windows.get(), trace, out, doing, code); });

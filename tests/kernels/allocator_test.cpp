@@ -4,8 +4,10 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "support/message_of.h"
@@ -50,6 +52,72 @@ TEST(Allocator, TracksPeaksPerName) {
   EXPECT_THAT(a.format_table(), AllOf(HasSubstr("rank 0"), HasSubstr("grad"), HasSubstr("state")));
   a.release(p);
   a.release(r);
+}
+
+/// Counts its calls.
+class Counting final : public MemorySource {
+ public:
+  explicit Counting(int& calls) : calls_(calls) {}
+  void* allocate(int64_t bytes) override {
+    ++calls_;
+    return host_->allocate(bytes);
+  }
+  void release(void* p, int64_t bytes) noexcept override {
+    ++calls_;
+    host_->release(p, bytes);
+  }
+  std::string owner() const override { return "the test"; }
+
+ private:
+  int& calls_;
+  const std::unique_ptr<MemorySource> host_ = host_memory();
+};
+
+TEST(Allocator, AStepWhoseBlocksAreReservedCallsTheSourceNoMore) {
+  const auto step = [](Allocator& a) {
+    std::vector<void*> live;
+    for (int i = 0; i < 200; ++i) {
+      live.push_back(a.allocate(int64_t{1} << (10 + i * 7 % 9), kKind, "step", i % 3 == 0));
+      if (i % 4 == 3) a.release(live[static_cast<size_t>(i) / 2]), live[static_cast<size_t>(i) / 2] = nullptr;
+    }
+    for (void* p : live) a.release(p);
+  };
+  Allocator planned("plan");
+  step(planned);
+  int calls = 0;
+  Allocator a("rank 0", 0, std::make_unique<Counting>(calls));
+  a.reserve(planned.blocks());
+  EXPECT_EQ(a.live_bytes(), 0);
+  EXPECT_EQ(a.held_bytes(), planned.held_bytes());
+  const int before = calls;
+  step(a);
+  EXPECT_EQ(calls, before);
+
+  Allocator small("rank 0", 5000);
+  small.reserve({4096, 2048, 128});  // 4096: what the limit has room for, largest first
+  EXPECT_EQ(small.held_bytes(), 4096);
+}
+
+TEST(Allocator, EveryCallOfTheSourcePassesTheGateWithoutTheLock) {
+  int calls = 0, passed = 0;
+  bool open = false;
+  Allocator a("rank 0", 4096, std::make_unique<Counting>(calls));
+  {
+    const auto gate = a.gate([&] {
+      EXPECT_EQ(a.live_bytes() % 128, 0) << "takes the lock";
+      EXPECT_FALSE(std::exchange(open, true)) << "one call at a time";
+      ++passed;
+      return std::shared_ptr<void>(&open, [](void* p) { *static_cast<bool*>(p) = false; });
+    });
+    void* const p = a.allocate(2048, kKind, "x");
+    a.release(p, true);
+    void* const q = a.allocate(4096, kKind, "y");  // p returns first
+    EXPECT_EQ(passed, 3);
+    EXPECT_EQ(calls, 3);
+    a.release(q, true);
+  }
+  a.release(a.allocate(128, kKind, "z"), true);
+  EXPECT_EQ(passed, 3);
 }
 
 TEST(Allocator, ReusesBlocksOfOneSize) {

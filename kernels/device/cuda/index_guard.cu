@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(256) find_foreign(const int32_t* indices, int6
 
 }  // namespace
 
-IndexGuard::IndexGuard(cudaStream_t stream) {
+void IndexGuard::prepare(cudaStream_t stream) {
   void* pinned = nullptr;
   check(cudaHostAlloc(&pinned, sizeof(BadIndex), cudaHostAllocPortable), "index guard");
   finding_ = new (pinned) BadIndex;
@@ -53,13 +53,14 @@ IndexGuard::IndexGuard(cudaStream_t stream) {
 }
 
 IndexGuard::~IndexGuard() {
-  cudaFree(search_);
-  cudaFreeHost(finding_);
+  if (search_ != nullptr) cudaFree(search_);
+  if (finding_ != nullptr) cudaFreeHost(finding_);
 }
 
 void IndexGuard::look(ExecutionContext& context, const char* op, const char* what, const int32_t* indices,
                       int64_t count, int64_t bound, int64_t first) {
   if (count <= 0) return;
+  if (search_ == nullptr) prepare(static_cast<cudaStream_t>(context.native));
   BadIndex finding;
   finding.first = first;
   finding.bound = bound;
@@ -69,15 +70,17 @@ void IndexGuard::look(ExecutionContext& context, const char* op, const char* wha
   for (int64_t base = 0; base < count; base += kMostPositions) {
     const int64_t part = std::min(kMostPositions, count - base);
     launch(context, "check_indices", find_foreign, grid_for((part + 3) / 4, 132), indices + base, part, base,
-           finding, static_cast<Search*>(search_), finding_);
+           finding, static_cast<Search*>(search_), finding_.load());
   }
 }
 
 void IndexGuard::poll(int64_t looks) const {
-  const volatile int32_t& found = finding_->found;
+  const BadIndex* const finding = finding_;
+  if (finding == nullptr) return;
+  const volatile int32_t& found = finding->found;
   if (found == 0) return;
   std::atomic_thread_fence(std::memory_order_acquire);
-  const BadIndex& f = *finding_;
+  const BadIndex& f = *finding;
   if (f.look <= looks) throw InvalidArgument(bad_index(f.op, f.what, f.index, f.position, f.bound));
 }
 

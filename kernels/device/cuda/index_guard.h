@@ -1,6 +1,7 @@
 // Indices out of range: detected on the device, reported to the host later. Private to CUDA kernels.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "runtime.h"
@@ -19,11 +20,13 @@ struct BadIndex {
 /// polling does not wait.
 class [[nodiscard]] IndexGuard {
  public:
-  explicit IndexGuard(cudaStream_t stream);
+  IndexGuard() = default;
   ~IndexGuard();
   IndexGuard(const IndexGuard&) = delete;
   IndexGuard& operator=(const IndexGuard&) = delete;
 
+  /// Takes the memory of the results. Else the first look() does.
+  void prepare(cudaStream_t stream);
   /// Issues a check for indices outside [first, bound). `op` and `what` are static strings.
   void look(ExecutionContext& context, const char* op, const char* what, const int32_t* indices,
             int64_t count, int64_t bound, int64_t first);
@@ -35,7 +38,7 @@ class [[nodiscard]] IndexGuard {
 
  private:
   void* search_ = nullptr;  // device memory
-  BadIndex* finding_ = nullptr;
+  std::atomic<BadIndex*> finding_ = nullptr;
   int64_t looks_ = 0;
 };
 

@@ -53,7 +53,8 @@ CudaQueue::CudaQueue(const Chip& chip, Allocator& allocator, EventClock& clock, 
   check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
                                      priority == StreamPriority::high ? greatest : least),
         "stream");
-  guard_ = std::make_shared<IndexGuard>(stream_);
+  // Streams of collectives and copies have none to look for; their ends then take no call of memory.
+  if (priority == StreamPriority::normal) guard_->prepare(stream_);
 }
 
 CudaQueue::~CudaQueue() {

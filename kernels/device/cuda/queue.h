@@ -84,7 +84,7 @@ class CudaQueue final : public NativeQueue {
   const Solver& solver();
   /// Device memory of cuBLASLt's on this stream.
   void* workspace();
-  static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+  static constexpr int64_t kWorkspaceBytes = kProductWorkspace;
   /// Returns the plans that matmul() keeps for this queue; null at first.
   std::shared_ptr<MatmulPlans>& matmul_plans() { return matmul_plans_; }
   /// The same of attention by cuDNN; goes before the stream.
@@ -102,7 +102,7 @@ class CudaQueue final : public NativeQueue {
   Allocator& allocator_;
   EventClock& clock_;
   cudaStream_t stream_ = nullptr;
-  std::shared_ptr<IndexGuard> guard_;
+  const std::shared_ptr<IndexGuard> guard_ = std::make_shared<IndexGuard>();
   cublasLtHandle_t blas_ = nullptr;
   Solver solver_;
   void* workspace_ = nullptr;

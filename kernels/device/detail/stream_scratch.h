@@ -7,6 +7,9 @@
 
 namespace sherd {
 
+/// Bytes that a GPU's stream has for products of matrices, from its first on.
+inline constexpr int64_t kProductWorkspace = int64_t{32} << 20;
+
 /// Grows to the largest request and stays. Of every device, dry ones too, which therefore count the same bytes.
 class StreamScratch {
  public:

@@ -71,7 +71,7 @@ class DryStream final : public Stream {
   const int index_;
   Work expected_;
   int64_t times_ = 1;
-  StreamScratch scratch_;
+  StreamScratch scratch_, workspace_;
 };
 
 class Recorder final : public DryDevice {
@@ -85,6 +85,7 @@ class Recorder final : public DryDevice {
 
   int threads() const override { return std::max(1, options_.device.threads); }
   Allocator& allocator() override { return allocator_; }
+  Allocator& staging() override { return options_.gpu ? copies_ : allocator_; }
   Allocator& copies() override { return copies_; }
   int64_t total_memory() const override { return options_.total_memory; }
   KernelSet kernel_set() const override { return options_.device.kernels; }
@@ -108,6 +109,7 @@ class Recorder final : public DryDevice {
          .number = static_cast<int64_t>(record_.exchanges.size()) - 1});
   }
 
+  bool gpu() const { return options_.gpu; }
   int add_stream(const std::string& name) {
     record_.streams.push_back(name);
     return static_cast<int>(record_.streams.size()) - 1;
@@ -129,7 +131,8 @@ DryStream::DryStream(Recorder& device, std::string name)
     : device_(device),
       name_(std::move(name)),
       index_(device.add_stream(name_)),
-      scratch_(device.allocator()) {
+      scratch_(device.allocator()),
+      workspace_(device.allocator()) {
   device_.streams().add(*this);
 }
 
@@ -141,6 +144,8 @@ void DryStream::submit(Operation what, std::function<void(ExecutionContext&)>) {
   Work work = std::exchange(expected_, {});
   work.times = times_;
   (void)scratch_.get(work.scratch);
+  if (device_.gpu() && (what.kind == WorkKind::product || what.kind == WorkKind::orthogonalize))
+    (void)workspace_.get(kProductWorkspace);
   device_.add({.stream = index_, .what = what, .work = work});
 }
 

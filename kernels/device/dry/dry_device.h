@@ -47,6 +47,8 @@ struct DryDeviceOptions {
   int64_t total_memory = 0;
   /// Memory that the communication library takes for a communicator of several ranks, counted as "NCCL".
   int64_t communicator_bytes = 0;
+  /// Stands for a GPU: Device::staging() is memory of the host, and a stream that multiplies matrices has a workspace.
+  bool gpu = false;
 };
 
 class DryDevice : public Device {

@@ -73,11 +73,31 @@ Forecast forecast(const TrainConfig& run, int rank, const ForecastOptions& optio
   Forecast f{.rank = dry.forecast(options.ranks_per_host),
              .comm = step.result.comm,
              .run_peak_bytes = std::max(before, dry.context().device->allocator().peak_bytes()),
+             .blocks = dry.context().device->allocator().blocks(),
+             .copies = dry.context().device->copies().blocks(),
              .parameters = trainer.parameters(),
              .work = trainer.work()};
   if (const auto plans = trainer.muon_plans(); !plans.empty())
     for (const sherd::PlanRank& r : plans.front().ranks) f.newton_schulz_cost.push_back(r.cost);
   return f;
+}
+
+sherd::DryDeviceOptions dry_options(sherd::Device& device) {
+  const bool gpu = device.kind() == sherd::DeviceKind::cuda;
+  return {.device = {.kernels = gpu ? sherd::KernelSet::reference : device.kernel_set(),
+                     .threads = device.threads()},
+          .total_memory = device.total_memory(),
+          .communicator_bytes = device.allocator().live_bytes("NCCL"),
+          .gpu = gpu};
+}
+
+void reserve_memory(const TrainConfig& config, const sherd::RankContext& context) {
+  sherd::Device& device = *context.device;
+  if (device.kind() != sherd::DeviceKind::cuda || context.world->size() == 1) return;
+  if (config.comm == sherd::BackendKind::local && sherd::cuda_device_count() == 1) return;
+  const Forecast f = forecast(config, context.world->rank(), {.device = dry_options(device)});
+  device.allocator().reserve(f.blocks);
+  device.copies().reserve(f.copies);
 }
 
 }  // namespace train_gpt

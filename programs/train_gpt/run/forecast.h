@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <sherd/comm/core/communicator.h>
+#include <sherd/comm/launcher.h>
 #include <sherd/train/data/token_windows.h>
 #include <sherd/train/plan/dry_rank.h>
 
@@ -17,8 +18,10 @@ namespace train_gpt {
 
 struct Forecast {
   sherd::RankForecast rank;
-  sherd::CommCounts comm;          // as StepResult::comm of a step without an evaluation before it
-  int64_t run_peak_bytes = 0;      // as Allocator::peak_bytes() of the whole run
+  sherd::CommCounts comm;      // as StepResult::comm of a step without an evaluation before it
+  int64_t run_peak_bytes = 0;  // as Allocator::peak_bytes() of the whole run
+  /// Allocator::blocks() of the device and of Device::copies(), after steps.
+  std::vector<int64_t> blocks = {}, copies = {};
   ParameterCount parameters = {};  // of the whole model
   sherd::TokenWork work = {};      // Trainer::work()
   /// Cost of Newton-Schulz by rank of Muon's first team; empty without Muon.
@@ -39,5 +42,12 @@ std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& c
 /// the rows.
 /// @throws as Trainer's constructor.
 Forecast forecast(const TrainConfig& config, int rank, const ForecastOptions& options = {});
+
+/// The device of a forecast of a run on this one. @pre it has the memory of no communicator but the world's
+sherd::DryDeviceOptions dry_options(sherd::Device& device);
+
+/// Where the job has several GPUs: takes the memory of the rank's step now, before it has collectives. A GPU's call for memory may
+/// wait for all that runs there, collectives among it.
+void reserve_memory(const TrainConfig& config, const sherd::RankContext& context);
 
 }  // namespace train_gpt

@@ -32,12 +32,7 @@ std::string off(int64_t planned, int64_t measured) {
 }  // namespace
 
 RunPlan RunPlan::of(const TrainConfig& config, sherd::Device& device) {
-  const bool gpu = device.kind() == sherd::DeviceKind::cuda;
-  ForecastOptions options;
-  options.device = {.device = {.kernels = gpu ? sherd::KernelSet::reference : device.kernel_set(),
-                               .threads = device.threads()},
-                    .total_memory = device.total_memory(),
-                    .communicator_bytes = device.allocator().live_bytes("NCCL")};
+  const ForecastOptions options{.device = dry_options(device)};
   RunPlan plan;
   for (int64_t rank = config.ranks <= kAllPlanned ? config.ranks : 1; rank-- > 0;) {
     const Forecast f = forecast(config, static_cast<int>(rank), options);

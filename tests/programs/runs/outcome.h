@@ -24,8 +24,8 @@ struct Outcome {
   friend bool operator==(const Outcome&, const Outcome&) = default;
 };
 
-/// Trains on the golden text with these flags, --quiet, and expects success and silence.
-Outcome train_quietly(const Flags& flags);
+/// Trains on the golden text with these flags, --quiet, and expects success and silence. `launcher`: as for run_train_gpt().
+Outcome train_quietly(const Flags& flags, const std::string& launcher = "");
 
 /// Losses of each step within `tolerance`, relative.
 void expect_close_losses(const Outcome& got, const Outcome& want, double tolerance, const std::string& what);

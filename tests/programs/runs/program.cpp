@@ -12,7 +12,7 @@ namespace sherd::test {
 
 namespace fs = std::filesystem;
 
-Finished run_train_gpt(const std::vector<std::string>& arguments) {
+Finished run_train_gpt(const std::vector<std::string>& arguments, const std::string& launcher) {
   auto quoted = [](const std::string& s) {
     std::string q(1, '\'');
     for (char c : s) {
@@ -23,7 +23,8 @@ Finished run_train_gpt(const std::vector<std::string>& arguments) {
     return q;
   };
   const fs::path out = scratch("stdout"), err = scratch("stderr");
-  std::string command = "timeout -k 5 120 " + quoted(TRAIN_GPT) + " --threads " + TEST_THREADS;
+  std::string command =
+      "timeout -k 5 120 " + launcher + " " + quoted(TRAIN_GPT) + " --threads " + TEST_THREADS;
   for (auto& a : arguments) command += " " + quoted(a);
   command += " >" + quoted(out) + " 2>" + quoted(err) + " </dev/null";
   const auto start = std::chrono::steady_clock::now();

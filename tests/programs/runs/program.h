@@ -16,8 +16,9 @@ struct Finished {
   std::string out, err;
 };
 
-/// Runs train_gpt with these arguments and waits; a run of more than 120 s is killed (exit code 124).
-Finished run_train_gpt(const std::vector<std::string>& arguments);
+/// Runs train_gpt with these arguments and waits; a run of more than 120 s is killed (exit code 124). `launcher`: words before
+/// the command.
+Finished run_train_gpt(const std::vector<std::string>& arguments, const std::string& launcher = "");
 
 /// The folder of this test's files; made on first use, unique to the process.
 std::filesystem::path scratch(const std::string& name);
