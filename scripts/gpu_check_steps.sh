@@ -6,6 +6,7 @@
 # `tests` are right or wrong: they run side by side and first, since the host's processors bound them. What is timed
 # follows, one after the other, what tells most first.
 steps() {
+  [ -z "$gpus" ] || { several_steps; return; }
   cat <<'END'
 kernels_0               tests     100  200  kernel_tests 0
 kernels_1               tests     100  200  kernel_tests 1
@@ -32,6 +33,21 @@ nccl_lost_rank          nccl       50  150  nccl_lost_rank
 libtorch                training   40  150  libtorch_losses
 timeline                training   12   60  timeline
 sanitizers              sanitizer 150  300  sanitizers
+END
+}
+
+# With --gpus: each step adds one thing to those before it, so that the first failure names its cause.
+several_steps() {
+  cat <<'END'
+processes               several    20   60  several_processes
+exact_order             several    15   60  several_exact_order
+tp_and_replicas         several    25   60  several_groups
+experts                 several    15   60  several_experts
+async_save              several    20   60  several_saves
+lost_process            several    20   60  several_lost
+buffers                 several    30   60  several_buffers
+threads                 several    35   60  several_threads
+local_copies            several    25   60  several_copies
 END
 }
 
@@ -71,7 +87,7 @@ run_steps() {
 # step NAME EXPECTED LIMIT FUNCTION...: what it says goes to logs/NAME.log, its lines "figure: ..." to the summary. Exit
 # code 77 is a SKIP. What still runs after LIMIT seconds is ended and has failed; when no time is left, it is cut off.
 step() {
-  local name=$1 expected=$2 limit=$3 left cut=0 log=$work/logs/$1.log start=$SECONDS code word why=''
+  local name=$1 expected=$2 limit=$3 left cut=0 log=$work/logs/$1.log start=$SECONDS code word why='' reason
   shift 3
   left=$(seconds_left)
   if [ -n "$ended" ] || [ "$left" -lt "$expected" ]; then
@@ -87,6 +103,12 @@ step() {
   attend "$limit" bash "$here/gpu_check_work.sh" "$@" >"$log" 2>&1
   code=$?
   [ -z "$ended" ] || [ $code -le 128 ] || code=ended
+  reason=$(tail -n 3 "$log")
+  if [ -n "$gpus" ] && [[ $code != 0 && $code != 77 && $code != ended ]] && [ "$(seconds_left)" -ge "$limit" ]; then
+    echo "figure: once more, with --nccl-check-calls:" >>"$log"
+    check_calls=--nccl-check-calls NCCL_DEBUG=INFO attend "$limit" bash "$here/gpu_check_work.sh" "$@" >>"$log" 2>&1
+    reason+=$'\n'"with --nccl-check-calls: exit code $?"$'\n'$(tail -n 3 "$log")
+  fi
   case $code in
     ended) word="CUT OFF" left_out=$((left_out + 1)) why="  ended by SIG$(kill -l "$ended")" ;;
     0) word=PASS passed=$((passed + 1)) ;;
@@ -105,7 +127,7 @@ step() {
   { grep -h '^figure: ' "$log" || true; } | sed 's/^figure: /      /' | tee -a "$work/summary"
   # The reason, where no figure tells it: the logs may not be at hand.
   if [ "$word" = FAIL ] && [ -s "$log" ]; then
-    tail -n 3 "$log" | cut -c1-200 | sed 's/^/      | /' | tee -a "$work/summary"
+    echo "$reason" | cut -c1-200 | sed 's/^/      | /' | tee -a "$work/summary"
   fi
   publish
 }

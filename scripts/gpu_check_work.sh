@@ -7,12 +7,13 @@ export LC_ALL=C  # sort and printf take a decimal point
 
 skip() { echo "figure: $*"; exit 77; }
 
-# A run of train_gpt, or of $program: run NAME FLAGS... writes metrics to logs/NAME.jsonl.
+# A run of train_gpt, or of $program, by $launcher if that is set: run NAME FLAGS... writes metrics to logs/NAME.jsonl.
+launcher=()
 run() {
   local name=$1 text=(--data "$data")
   shift
   [[ " $* " != *" --tokens "* ]] || text=()
-  "$bin/${program:-train_gpt}" "${text[@]}" --metrics "$work/logs/$name.jsonl" --quiet "$@"
+  "${launcher[@]}" "$bin/${program:-train_gpt}" "${text[@]}" --metrics "$work/logs/$name.jsonl" --quiet "$@"
 }
 small="--dim 128 --layers 4 --heads 4 --seq 128 --batch 16 --steps 20"
 
@@ -141,15 +142,17 @@ nccl_one_rank() {
 }
 
 port=$((29500 + RANDOM % 2000))
-# processes COUNT NAME FLAGS...: one process a rank, all on one GPU, their pids in `pids`, what they say in NAME.rankR.
-# NCCL takes two ranks on one GPU for a mistake unless it believes them on different hosts; it then talks over sockets.
+# processes COUNT NAME FLAGS...: one process a rank, their pids in `pids`, what they say in NAME.rankR. Without --gpus all are
+# on one GPU. NCCL takes that for a mistake unless it believes them on different hosts; it then talks over sockets.
 processes() {
-  local count=$1 name=$2 r
+  local count=$1 name=$2 r place
   shift 2
   pids=() port=$((port + 10))
   for ((r = 0; r < count; ++r)); do
-    RANK=$r WORLD_SIZE=$count LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port SHERD_STORE_WITHOUT_SECRET=loopback NCCL_HOSTID=gpu_check_$r \
-      NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 "$bin/train_gpt" --data "$data" --metrics "$work/logs/$name.jsonl" --quiet \
+    place=(LOCAL_RANK=0 "NCCL_HOSTID=gpu_check_$r" NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1)
+    [ -z "$gpus" ] || place=("LOCAL_RANK=$r")
+    env "${place[@]}" RANK=$r WORLD_SIZE=$count MASTER_ADDR=127.0.0.1 MASTER_PORT=$port SHERD_STORE_WITHOUT_SECRET=loopback \
+      "$bin/train_gpt" --data "$data" --metrics "$work/logs/$name.jsonl" --quiet \
       --device "$device" --comm nccl --ranks "$count" "$@" >"$work/logs/$name.rank$r" 2>&1 &
     pids+=($!)
   done
@@ -169,29 +172,42 @@ nccl_four_processes() {
   done
 }
 
-# When one process is killed in the middle of training, the others end with an error that names it.
-nccl_lost_rank() {
-  needs_gpu
-  local r start
-  processes 3 lost $small --batch 15 --steps 100000 --comm-timeout 60
-  for ((r = 0; r < 60; ++r)); do
+# MiB in use, of all GPUs.
+used_memory() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum + 0 }'; }
+
+# lost_rank COUNT FLAGS...: when the last of so many processes is killed in the middle of training, the others end with an
+# error that names it, and no memory of a GPU stays in use.
+lost_rank() {
+  local r start last=$(($1 - 1)) took before
+  before=$(used_memory)
+  processes "$1" lost "${@:2}" --steps 100000 --comm-timeout 60
+  for ((r = 0; r < 45; ++r)); do
     sleep 1
-    [ "$(values lost loss 2>/dev/null | wc -l)" -ge 20 ] && break
+    [ "$(values lost loss 2>/dev/null | wc -l)" -ge 5 ] && break
   done
-  kill -0 "${pids[@]}" || { echo "not all were running:"; tail -5 "$work"/logs/lost.rank*; kill "${pids[@]}"; return 1; }
+  kill -0 "${pids[@]}" || { echo "not all were running:"; tail -n 5 "$work"/logs/lost.rank*; kill "${pids[@]}"; return 1; }
   start=$SECONDS
-  kill -9 "${pids[2]}"
-  for r in 0 1; do
+  kill -9 "${pids[last]}"
+  for ((r = 0; r < last; ++r)); do
     wait "${pids[r]}"
-    if [ $? != 1 ] || ! grep "rank 2" "$work/logs/lost.rank$r"; then
+    if [ $? != 1 ] || ! grep "rank $last" "$work/logs/lost.rank$r"; then
       echo "rank $r:"
       cat "$work/logs/lost.rank$r"
       return 1
     fi
   done
-  echo "figure: one of three processes killed while training: the others ended, naming it, after $((SECONDS - start)) s"
-  [ $((SECONDS - start)) -le 30 ]
+  took=$((SECONDS - start))
+  echo "figure: one of $1 processes killed while training: the others ended, naming it, after $took s"
+  [ $took -le 30 ] || return
+  for ((r = 0; r < 5; ++r)); do
+    [ "$(used_memory)" -le $((before + 64)) ] && return
+    sleep 1
+  done
+  echo "$before MiB of all GPUs were in use before, $(used_memory) MiB are afterwards"
+  return 1
 }
+
+nccl_lost_rank() { needs_gpu; lost_rank 3 $small --batch 15; }
 
 # ---- compute-sanitizer
 
@@ -325,5 +341,8 @@ timeline() {
     echo "figure: timeline.svg and trace.json are in the archive"
 }
 
-[ "$device" != cuda ] || nvidia-smi -L 2>/dev/null | grep -q GPU || skip "no GPU"
+# shellcheck source-path=SCRIPTDIR source=gpu_check_several.sh
+. "$here/gpu_check_several.sh"
+found=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+[ "$device" != cuda ] || [ "$found" -ge "${gpus:-1}" ] || skip "no GPU, or too few: $found of ${gpus:-1}"
 "$@"

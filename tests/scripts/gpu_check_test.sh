@@ -29,6 +29,7 @@ case $* in *torch.__file__*) echo "$box/torch" ;; *'import torch'*) exit 1 ;; *)
 END
 cat >"$box/bin/sherd" <<'END'
 #!/usr/bin/env bash
+echo "sherd $*"
 END
 cat >"$box/bin/sherd_bench" <<'END'
 #!/usr/bin/env bash
@@ -88,6 +89,27 @@ tar -xOzf "$box/suites/logs.tar.gz" --wildcards '*/test_cuda_kernels_0.*' >"$box
 expect "$box/suites/all" '^\{"tests": 3\}'
 expect "$box/suites/all" '^NCCL_DEBUG is WARN'
 rm "$box/bin/test_cuda_kernels"
+
+# Several GPUs: steps of their own. A step that fails runs once more and compares calls. With fewer GPUs all are skipped.
+"$root/scripts/gpu_check.sh" --list --hosts 1 --gpus 8 >"$box/list" || failed=1
+[ "$(grep -cE ' several .* 60 s$' "$box/list")/$(wc -l <"$box/list")" = 9/10 ] || { echo "not nine steps of 60 s:"; cat "$box/list"; failed=1; }
+several() { GPU_CHECK_DEVICE=cuda PATH=$1:$PATH "$root/scripts/gpu_check.sh" --hosts 1 --gpus 2 --out "$box/several" "${@:2}" >/dev/null 2>&1; }
+several "$box/gpu" && { echo "one GPU for two is not a failure"; failed=1; }
+expect "$box/several/summary.txt" '^0 passed, 9 skipped, 0 failed, 0 not run'
+expect "$box/several/summary.txt" 'too few: 1 of 2'
+mkdir "$box/two"
+printf '#!/bin/sh\n[ "$*" = -L ] && printf "GPU 0: imitated\\nGPU 1: imitated\\n"\n' >"$box/two/nvidia-smi"
+chmod +x "$box/two/nvidia-smi"
+several "$box/two" --only processes,threads && { echo "a failed step of several GPUs is exit code 1"; failed=1; }
+expect "$box/several/summary.txt" ', processes,threads, 2 GPUs$'
+expect "$box/several/summary.txt" '^FAIL +processes '
+expect "$box/several/summary.txt" '^ +once more, with --nccl-check-calls:'
+expect "$box/several/summary.txt" '^ +\| with --nccl-check-calls: exit code 1'
+expect "$box/several/summary.txt" '^PASS +threads '
+expect "$box/several/summary.txt" '^ +threads of one process with NCCL: they train'
+tar -xOzf "$box/several/logs.tar.gz" logs/processes.log >"$box/several/all" || failed=1
+[ "$(grep -cE '^sherd run .*--nproc 2 .*--comm nccl' "$box/several/all")$(grep -c '^sherd run .*--nccl-check-calls' "$box/several/all")" = 21 ] ||
+  { echo "not two runs, the second of which compares calls:"; cat "$box/several/all"; failed=1; }
 
 # Building and packing configure one folder in the same way, so that packing after a run builds nothing again.
 commands_of() { # commands_of FUNCTION ARGUMENTS...: without running them
@@ -237,7 +259,7 @@ else
   xargs kill <"$box/pids"
 fi
 
-for wrong in "--only nothing" "--minutes soon" "--run" "--what"; do
+for wrong in "--only nothing" "--minutes soon" "--run" "--what" "--hosts 2 --gpus 8" "--hosts 1" "--gpus 3" "--gpus 0" "--gpus 2 --only kernels_0"; do
   # shellcheck disable=SC2086
   "$root/scripts/gpu_check.sh" $wrong >/dev/null 2>&1
   [ $? = 2 ] || { echo "$wrong: not refused"; failed=1; }
