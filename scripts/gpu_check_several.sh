@@ -50,7 +50,7 @@ several_groups() {
 
 # Two tokens a rank, each with one of four experts a rank: most pairs of ranks exchange nothing in a step.
 several_experts() {
-  local few="$tiny --seq 2 --batch $gpus --steps 20 --experts $((4 * gpus)) --expert-parallel $gpus --expert-top-k 1"
+  local few="$tiny --seq 2 --batch $gpus --experts $((4 * gpus)) --expert-parallel $gpus --expert-top-k 1"
   threads experts_local $few $(export_of experts_local) &&
     ranks "$gpus" experts $few --nccl-exact-order $(export_of experts) && bits experts experts_local
 }
@@ -83,7 +83,7 @@ several_threads() {
   case $code in
     0) echo "figure: threads of one process with NCCL: they train"; cpu adamw && same threads cpu_adamw 1e-4; return ;;
     124 | 137) echo "figure: threads of one process with NCCL: they hang, after $(values threads loss 2>/dev/null | wc -l) steps" ;;
-    *) echo "figure: threads of one process with NCCL: exit code $code, $(tail -n 1 "$work/logs/threads.txt" | cut -c1-160)" ;;
+    *) echo "figure: threads of one process with NCCL: exit code $code, $(grep -v ': line [0-9]' "$work/logs/threads.txt" | tail -n 1 | cut -c1-200)" ;;
   esac
 }
 

@@ -178,16 +178,23 @@ used_memory() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits
 # lost_rank COUNT FLAGS...: when the last of so many processes is killed in the middle of training, the others end with an
 # error that names it, and no memory of a GPU stays in use.
 lost_rank() {
-  local r start last=$(($1 - 1)) took before
+  local r start last=$(($1 - 1)) took before steps
   before=$(used_memory)
+  rm -f "$work/logs/lost.jsonl"  # of the first try
   processes "$1" lost "${@:2}" --steps 100000 --comm-timeout 60
   for ((r = 0; r < 45; ++r)); do
     sleep 1
-    [ "$(values lost loss 2>/dev/null | wc -l)" -ge 5 ] && break
+    steps=$(values lost loss 2>/dev/null | wc -l)
+    [ "$steps" -ge 5 ] && break
   done
-  kill -0 "${pids[@]}" || { echo "not all were running:"; tail -n 5 "$work"/logs/lost.rank*; kill "${pids[@]}"; return 1; }
+  if [ "$steps" -lt 5 ]; then
+    kill -9 "${pids[@]}" 2>/dev/null
+    tail -n 5 "$work"/logs/lost.rank*
+    echo "not 5 steps in 45 s, but $steps"
+    return 1
+  fi
   start=$SECONDS
-  kill -9 "${pids[last]}"
+  kill -9 "${pids[last]}" || return  # it had ended already
   for ((r = 0; r < last; ++r)); do
     wait "${pids[r]}"
     if [ $? != 1 ] || ! grep "rank $last" "$work/logs/lost.rank$r"; then
