@@ -110,8 +110,9 @@ void orthogonalize(Stream& s, const Tensor& out, const Tensor& in, const Tensor&
   check.dtype("in", in, DType::f32).dtype("out", out, DType::f32).dtype("status", status, DType::i32);
   check.shape("out", out, in.shape()).count("status", status, batch).done();
   require_distinct("orthogonalize", out, in);
-  check_options("orthogonalize", options, options.form == IterationForm::gram);
+  check_options("orthogonalize", options, options.form != IterationForm::standard);
   OrthogonalizeArgs a{.batch = batch, .rows = rows, .cols = cols, .options = options};
+  a.options.form = form_for(options, rows, cols);
   a.in = in.data<float>();
   a.out = out.data<float>();
   a.status = status.data<int32_t>();

@@ -17,7 +17,7 @@ struct OrthogonalizeArgs {
   const float* in = nullptr;
   float* out = nullptr;
   int32_t* status = nullptr;
-  OrthogonalizeOptions options;
+  OrthogonalizeOptions options;  // its form is standard or gram
 };
 
 /// gram [batch, n, n] = x^T x (contract_rows, n = cols) or x x^T (n = rows), whole and exactly symmetric,

@@ -3,9 +3,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace sherd {
+
+IterationForm form_for(const OrthogonalizeOptions& o, int64_t rows, int64_t cols) {
+  if (o.form != IterationForm::by_shape) return o.form;
+  return std::max(rows, cols) >= 3 * std::min(rows, cols) ? IterationForm::gram : IterationForm::standard;
+}
 
 std::vector<std::string> problems_of(const OrthogonalizeOptions& o, bool gram) {
   std::vector<std::string> wrong;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <sherd/base/enum_table.h>
 #include <sherd/kernels/device/dtype.h>
 
 namespace sherd {
@@ -26,7 +27,10 @@ enum class Orthogonalizer { newton_schulz, svd };
 
 /// standard: iterates on X. gram: iterates on R = XX^T and accumulates Q (short side squared), X <- QX at
 /// every restart and at the end (Dao-AILab, "Gram Newton-Schulz"). Same polynomial, other rounding.
-enum class IterationForm { standard, gram };
+/// by_shape: the one of the two that form_for() returns, for each matrix.
+enum class IterationForm { standard, gram, by_shape };
+inline constexpr EnumTable<IterationForm, 3> kIterationForms{"standard", "gram", "by_shape"};
+inline const char* name_of(IterationForm f) { return kIterationForms.name(f); }
 
 struct OrthogonalizeOptions {
   Orthogonalizer method = Orthogonalizer::newton_schulz;
@@ -46,6 +50,10 @@ struct OrthogonalizeOptions {
   /// its error on hard spectra is unbounded.
   DType working = DType::f32;
 };
+
+/// Returns the form of a whole matrix's iteration, standard or gram. by_shape: gram where the long side is 3 times the
+/// short one or more. A function of these arguments alone, so every rank and layout has the same form.
+IterationForm form_for(const OrthogonalizeOptions& options, int64_t rows, int64_t cols);
 
 /// Returns the invalid options, each with its value; empty when all are valid. `gram`: Gram matrices are
 /// iterated on.

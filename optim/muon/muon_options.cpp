@@ -25,7 +25,7 @@ MatrixDecay parse_muon_decay(std::string_view name) { return kMatrixDecays.parse
 
 std::vector<std::string> problems_of(const MuonOptions& o) {
   // The gram form has further conditions, such as no bf16.
-  const bool gram = o.orthogonalize.form == IterationForm::gram || o.whole.mode == MatrixMode::gram;
+  const bool gram = o.orthogonalize.form != IterationForm::standard || o.whole.mode == MatrixMode::gram;
   std::vector<std::string> wrong = problems_of(o.orthogonalize, gram);
   for (std::string& problem : problems_of(o.whole)) wrong.push_back(std::move(problem));
   if (!(o.scale_factor >= 0 && std::isfinite(o.scale_factor)))

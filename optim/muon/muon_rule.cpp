@@ -12,7 +12,8 @@
 namespace sherd {
 namespace {
 
-/// Steps between two formations of X: the standard form is the gram form restarted after every step.
+/// Steps between two formations of X: the standard form is the gram form restarted after every step. by_shape sums as
+/// the gram form.
 std::vector<int> round_ends(const OrthogonalizeOptions& o) {
   const int steps = static_cast<int>(o.steps.size());
   std::vector<int> ends = o.restarts;

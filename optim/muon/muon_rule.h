@@ -28,11 +28,13 @@ class MuonRule : public MatrixRule {
 
   std::string description() const override;
   std::vector<int64_t> options_as_words() const override;
+  /// The form of a matrix whose shape determines it.
+  std::string note(const LogicalMatrix& m) const override;
   /// A symmetric product counts half, since only one triangle is computed.
   double matrix_flops(int64_t rows, int64_t cols) const override;
   /// Newton-Schulz on one rank, steps * s^2 * (2l + s) with the short side s and the long side l of the whole matrix, of
   /// whose rows a fraction counts. Under distributed tensor parallelism s is the side of the Gram matrices, the one that
-  /// is not cut, and l this rank's part of the other.
+  /// is not cut, and l this rank's part of the other. With forms by shape: the FLOPs.
   double cost(const LogicalMatrix& m) const override;
   double flops(const LogicalMatrix& m) const override;
   /// The other parts, or the sums of Gram matrices.
@@ -48,7 +50,8 @@ class MuonRule : public MatrixRule {
   int steps() const { return static_cast<int>(o_.orthogonalize.steps.size()); }
   int restarts() const { return static_cast<int>(o_.orthogonalize.restarts.size()); }
   /// Returns the runs of the iteration when Gram matrices are summed over ranks, each starting with R = X X^T:
-  /// restarts + 1. The standard form is the gram form restarted after every step.
+  /// restarts + 1. The standard form is the gram form restarted after every step. by_shape has the rounds of the gram
+  /// form, the fewest: the ranks of a sum have one number of rounds, for matrices of any shape.
   int gram_rounds() const;
   /// Returns the bytes that each of `ranks` receives (and sends) for all sums of an n x n Gram matrix (f32). A round is a
   /// reduce-scatter and an all-gather of n^2 elements.

@@ -26,8 +26,14 @@ bool MuonRule::is_distributed(const LogicalMatrix& m) const {
 
 std::string MuonRule::description() const {
   const std::string part = o_.fraction < 1 ? fmt::format(", {} of the rows", o_.fraction) : "";
-  return fmt::format("form {}, {} steps{}",
-                     o_.orthogonalize.form == IterationForm::gram ? "gram" : "standard", steps(), part);
+  return fmt::format("form {}, {} steps{}", name_of(o_.orthogonalize.form), steps(), part);
+}
+
+std::string MuonRule::note(const LogicalMatrix& m) const {
+  if (o_.orthogonalize.form != IterationForm::by_shape) return {};
+  return name_of(is_distributed(m)
+                     ? IterationForm::gram
+                     : form_for(o_.orthogonalize, kept_rows(o_.fraction, m.whole_rows()), m.whole_cols()));
 }
 
 // For the fingerprint: ranks with other words would schedule other messages.
@@ -68,6 +74,7 @@ int64_t MuonRule::gram_bytes(const LogicalMatrix& m, int owners) const {
 }
 
 double MuonRule::cost(const LogicalMatrix& m) const {
+  if (o_.orthogonalize.form == IterationForm::by_shape) return flops(m);
   const int64_t rows = kept_rows(o_.fraction, m.whole_rows());
   double s = static_cast<double>(std::min(rows, m.whole_cols()));
   double l = static_cast<double>(std::max(rows, m.whole_cols()));
@@ -81,7 +88,8 @@ double MuonRule::cost(const LogicalMatrix& m) const {
 double MuonRule::matrix_flops(int64_t whole_rows, int64_t cols) const {
   const int64_t rows = kept_rows(o_.fraction, whole_rows);
   const double s = static_cast<double>(std::min(rows, cols)), l = static_cast<double>(std::max(rows, cols));
-  if (o_.orthogonalize.form == IterationForm::gram) return sherd::gram_flops(s, l, steps(), restarts());
+  if (form_for(o_.orthogonalize, rows, cols) == IterationForm::gram)
+    return sherd::gram_flops(s, l, steps(), restarts());
   return standard_flops(s, l, steps());
 }
 

@@ -20,6 +20,9 @@ class MatrixWork {
   /// Returns its options as numbers, for the plan's fingerprint.
   virtual std::vector<int64_t> options_as_words() const = 0;
 
+  /// Returns what human-readable plans say of a matrix that one rank computes, beside description(); "" if nothing.
+  virtual std::string note(const LogicalMatrix&) const { return {}; }
+
   /// Returns the cost that plans balance: one owner's, in any unit, the same for all matrices.
   virtual double cost(const LogicalMatrix& m) const = 0;
   /// Returns the FLOPs of one owner, tensor parallelism included.

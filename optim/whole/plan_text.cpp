@@ -96,9 +96,10 @@ std::string explain(const MatrixPlan& plan, const MatrixWork& work, std::span<co
   for (size_t i = 0; i < std::min(matrices.size(), kRowsShown); ++i) {
     const LogicalMatrix& m = matrices[i];
     const PlanEntry& e = plan.entries[i];
-    text += fmt::format("{:<{}}{:>16}  {:<7}{:>14}{:>12}\n", m.label(), width,
+    const std::string note = e.mode == PlanMode::gram ? "" : work.note(m);
+    text += fmt::format("{:<{}}{:>16}  {:<7}{:>14}{:>12}{}\n", m.label(), width,
                         fmt::format("{} x {}", m.whole_rows(), m.whole_cols()), name_of(e.mode), owners_of(e),
-                        mebibytes(static_cast<double>(e.bytes)));
+                        mebibytes(static_cast<double>(e.bytes)), note.empty() ? note : "  " + note);
   }
   if (matrices.size() > kRowsShown) text += fmt::format("... and {} more\n", matrices.size() - kRowsShown);
   return text;

@@ -127,9 +127,11 @@ void phases(const MuonBench& b) {
       muon_kind("auto / gram", MatrixMode::automatic, kGram),
       muon_kind("auto (inexact allowed) / gram", MatrixMode::automatic, kGram, true),
       muon_kind("auto / standard, 1/4 of rows", MatrixMode::automatic, kStandard, false, 0.25),
-      {"NorMuon, auto / standard", [](Device& device, std::vector<UpdateItem> items) {
+      {"NorMuon, auto / standard",
+       [](Device& device, std::vector<UpdateItem> items) {
          return std::make_unique<NorMuon>(device, std::move(items), NorMuonOptions{});
-       }}};
+       }},
+      muon_kind("auto / by shape", MatrixMode::automatic, IterationForm::by_shape)};
   std::vector<std::vector<double>> times(kinds.size());
   launch(b.ranks, launch_options(b), [&](RankContext& rank) {
     Matrices model(b.dim, b.layers);

@@ -129,6 +129,21 @@ TEST(Orthogonalize, ConvergesToThePolarFactor) {
   }
 }
 
+TEST(Orthogonalize, FormsByShapeAreGramFromALongSideOfThreeTimesTheShortOne) {
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    for (Size s : {Size{10, 30}, {30, 10}, {10, 29}, {29, 10}, {20, 20}, {1, 40}}) {
+      const Floats values = normal(s.rows * s.cols, 9);
+      const bool gram = std::max(s.rows, s.cols) >= 3 * std::min(s.rows, s.cols);
+      const auto run = [&](IterationForm f) {
+        return bits(orthogonalized(lab, s.rows, s.cols, values, form(f, kJordan, {2})).values);
+      };
+      EXPECT_EQ(run(IterationForm::by_shape), run(gram ? IterationForm::gram : IterationForm::standard))
+          << print(s) << " " << kernels;
+    }
+  }
+}
+
 TEST(Orthogonalize, TheTransposedMatrixGivesTheTransposedResult) {
   Lab lab;
   const Doubles wide = widened(20, 31, normal(20 * 31, 3));

@@ -61,6 +61,12 @@ inline const MatrixRuleRow kMatrixRules[] = {
        muon.orthogonalize.form = IterationForm::gram;
        return Muon::factory(muon);
      }},
+    {"MuonFormsByShape",
+     [](const MomentumOptions& o) {
+       MuonOptions muon{.whole = o};
+       muon.orthogonalize.form = IterationForm::by_shape;
+       return Muon::factory(muon);
+     }},
     {"MuonFraction",
      [](const MomentumOptions& o) {
        MuonOptions muon{.whole = o};

@@ -58,7 +58,7 @@ TEST(MuonModes, GramAgreesToRounding) {
                                          {"square", {8, 8}},
                                          {"column", {9, 1}},
                                          {"single", {1, 1}}};
-  for (const IterationForm form : {IterationForm::standard, IterationForm::gram}) {
+  for (const IterationForm form : {IterationForm::standard, IterationForm::gram, IterationForm::by_shape}) {
     MuonOptions muon;
     muon.orthogonalize.form = form;
     const OwnedValues::Map one = trained(Muon::factory(muon), {.steps = 1, .model = &tall});
@@ -73,7 +73,7 @@ TEST(MuonModes, GramAgreesToRounding) {
         EXPECT_LE(largest_relative_difference(trained(Muon::factory(gram), run), one), 1e-5) << ranks;
         // Restarts and small messages make no difference beyond that.
         gram.whole.transient_bytes = 1;
-        if (form == IterationForm::gram) gram.orthogonalize.restarts = {2};
+        if (form != IterationForm::standard) gram.orthogonalize.restarts = {2};
         EXPECT_LE(largest_relative_difference(trained(Muon::factory(gram), run), one), 1e-5) << ranks;
       }
     }
@@ -173,13 +173,13 @@ TEST(MuonModes, TransientBytesAreBounded) {
 }
 
 TEST(MuonModes, DistributedTensorPartsAgreeToRounding) {
-  for (const IterationForm form : {IterationForm::standard, IterationForm::gram}) {
+  for (const IterationForm form : {IterationForm::standard, IterationForm::gram, IterationForm::by_shape}) {
     MuonOptions muon;
     muon.orthogonalize.form = form;
     const OwnedValues::Map expected = trained_pieces(Muon::factory(muon), {}, false, 1);
     muon.whole.tensor = MatrixTensorMode::distributed;
     MuonOptions restarted = muon;
-    if (form == IterationForm::gram) restarted.orthogonalize.restarts = {1, 3};
+    if (form != IterationForm::standard) restarted.orthogonalize.restarts = {1, 3};
     // As in GramAgreesToRounding. The weights are of size one and change by lr * 0.2 * sqrt(24) = 0.02, so that 1e-5 of
     // them is 5e-4 of the update.
     for (const Spread& spread : kMatrixSpreads)

@@ -108,7 +108,7 @@ sherd::MuonOptions muon_options(const Settings& c) {
   o.orthogonalize.steps = sherd::coefficient_steps(c.ns_coefficients, static_cast<int>(c.ns_steps));
   o.orthogonalize.working = c.muon_working;
   o.orthogonalize.restarts = restarts(c);
-  if (o.orthogonalize.form == sherd::IterationForm::gram && c.ns_restart.empty())
+  if (o.orthogonalize.form != sherd::IterationForm::standard && c.ns_restart.empty())
     o.orthogonalize.restarts = sherd::safe_restarts(o.orthogonalize.steps, o.orthogonalize.working);
   o.scale = c.muon_scale;
   o.scale_factor = c.muon_scale_factor;

@@ -268,6 +268,31 @@ TEST(Plan, IsAPureFunctionWithAFingerprint) {
   EXPECT_THAT(text, HasSubstr("blocks.0.qkv 1"));
 }
 
+TEST(Plan, FormsByShapeAreInTheFlopsTheCostAndTheText) {
+  MuonOptions options;
+  const auto rule_of = [&](IterationForm form) {
+    options.orthogonalize.form = form;
+    return MuonRule(options);
+  };
+  const MuonRule standard = rule_of(IterationForm::standard), gram = rule_of(IterationForm::gram),
+                 by_shape = rule_of(IterationForm::by_shape);
+  const Model model({{{"square", {64, 64}}, {"below", {191, 64}}, {"tall", {192, 64}}, {"wide", {64, 192}}}},
+                    2, LayoutPolicy::even_rows);
+  const MatrixPlan plan = sherd::make_plan(model.matrices, 2, 1, by_shape, {});
+  for (size_t i = 0; i < model.matrices.size(); ++i) {
+    const LogicalMatrix& m = model.matrices[i];
+    const MuonRule& form = i < 2 ? standard : gram;
+    EXPECT_EQ(by_shape.flops(m), form.flops(m)) << m.name;
+    EXPECT_EQ(by_shape.cost(m), form.flops(m)) << m.name;
+    EXPECT_EQ(plan.entries[i].flops, form.flops(m)) << m.name;
+    EXPECT_EQ(by_shape.note(m), i < 2 ? "standard" : "gram") << m.name;
+  }
+  EXPECT_THAT(
+      explain(plan, by_shape, model.matrices),
+      ::testing::AllOf(HasSubstr("form by_shape, 5 steps"), ::testing::ContainsRegex("below .* standard\n"),
+                       ::testing::ContainsRegex("tall .* gram\n")));
+}
+
 /// An optimizer that inverts a matrix of the shorter side's size, without a gram form.
 class InverseWork : public MatrixWork {
  public:

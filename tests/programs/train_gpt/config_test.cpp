@@ -108,6 +108,8 @@ TEST(Config, MuonFlagsAreCheckedTogether) {
                    "gram", "--ns-restart", "2"})
                 .ns_steps,
             4);
+  EXPECT_EQ(parse({"--optimizer", "muon", "--ns-form", "by_shape", "--ns-restart", "2"}).ns_form,
+            sherd::IterationForm::by_shape);
 }
 
 TEST(Config, MuonFlagsWithoutMuonAreRefusedAndInAFileTheyMayWait) {
