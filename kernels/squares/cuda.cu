@@ -22,7 +22,11 @@ using Digit = unsigned long long;  // what atomicAdd takes
 constexpr int kWindow = 32, kLargestExponent = 254, kThreads = 256;
 /// A window moves to where the largest exponent is this far from its upper end.
 constexpr int kRoom = 4;
-constexpr int kFlush = 512, kUnroll = 2, kBlocks = 132 * 8;
+constexpr int kFlush = 512, kUnroll = 8;
+static_assert(kFlush % (4 * kUnroll) == 0);
+/// Blocks of add_squares on a processor: 80 registers a thread for 96 KiB of loads in flight. The grid has two rounds
+/// of them.
+constexpr int kResident = 3, kBlocks = 132 * 2 * kResident;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ int exponent_of(uint32_t bits) { return static_cast<int>(bits >> 23 & 0xff); }
@@ -85,9 +89,8 @@ class WindowSums {
   /// Adds nothing when it is outside.
   __device__ void add_inside(uint32_t bits) {
     const uint32_t mantissa = (bits & 0x7fffffu) | 0x800000u;
-    const uint64_t square = uint64_t{mantissa} * mantissa;
-    const uint32_t lower = static_cast<uint32_t>(square) & 0xffffffu,
-                   upper = static_cast<uint32_t>(square >> 24);
+    // The halves of the square, by products of 32 bits: ptxas does not see that a half of 64 bits ends at bit 24.
+    const uint32_t lower = mantissa * mantissa & 0xffffffu, upper = __umulhi(mantissa << 4, mantissa << 4);
     const uint32_t shift = shift_of(bits);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -183,7 +186,8 @@ __device__ void hand_over(Digit* words, Digit* sum, Digit* non_finite) {
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads) add_squares(const __grid_constant__ SquaresBatch batch) {
+__global__ void __launch_bounds__(kThreads, kResident)
+    add_squares(const __grid_constant__ SquaresBatch batch) {
   __shared__ Digit words[ExactSum::kWords];
   if (threadIdx.x < ExactSum::kWords) words[threadIdx.x] = 0;
   __syncthreads();
@@ -208,18 +212,21 @@ __global__ void __launch_bounds__(kThreads) add_squares(const __grid_constant__ 
       sums.add(Vec<float, 1>{is_element ? x[cover.single(lane, 4)] : 0.0f});
       sums.flush();
     }
+    const int64_t first = (tile - batch.tiles[s]) * kSquaresTile;
+    const int groups = static_cast<int>(min(cover.vecs - first, kSquaresTile));  // of the block
+    // All loads precede the first use, so that kUnroll of each thread are in flight.
     Vec<float, 4> v[kUnroll] = {};
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t i = (tile - batch.tiles[s]) * kSquaresTile + u * kThreads + threadIdx.x;
-      if (i < cover.vecs) {
-        v[u] = load<4>(x, cover.head + 4 * i);
-      } else {
-        sums.forget_zeros(4);
-      }
-    }
+    for (int u = 0; u < kUnroll; ++u)
+      if (const int i = u * kThreads + static_cast<int>(threadIdx.x); i < groups)
+        v[u] = load<4>(x, cover.head + 4 * (first + i));
+    const int last = groups % kThreads;  // in a row of groups that is not full; the other threads add zeros
+    if (last != 0 && static_cast<int>(threadIdx.x) >= last) sums.forget_zeros(4);
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) sums.add(v[u]);
+    for (int u = 0; u < kUnroll; ++u) {
+      if (u * kThreads >= groups) break;
+      sums.add(v[u]);
+    }
     added += 4 * kUnroll;
     if (added == kFlush) {
       sums.flush();

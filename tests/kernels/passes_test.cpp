@@ -148,6 +148,9 @@ void expect_squares_of_reference(const Floats& x, const std::string& what) {
 TEST(Squares, EveryPlaceAndLength) {
   for (int64_t n = 0; n < 14; ++n) expect_squares_of_reference(normal(n, 1), std::to_string(n));
   expect_squares_of_reference(normal(5000, 1), "5000");
+  // Tiles of the GPU: full, in part, of one group.
+  for (const int64_t n : {1023, 1029, 8191, 8192, 8200, 9216, 17000})
+    expect_squares_of_reference(normal(n, 1), std::to_string(n));
 }
 
 TEST(Squares, SizesThatComeAndGo) {
