@@ -25,8 +25,8 @@ struct ClipOptions {
   NormKind norm = NormKind::two;
   /// Throw, on all ranks, when the step must be skipped. Waits for the compute stream.
   bool error_if_nonfinite = false;
-  /// Leave the gradients as they are; Optimizer::step() multiplies by the factor, in AdamW's own pass. The same bits with one
-  /// pass over the gradients less. Nothing else may read or clip them before the step.
+  /// Leave the gradients as they are; Optimizer::step() multiplies by the factor, in the optimizers' own passes. The same
+  /// bits with one pass over the gradients less. Nothing else may read or clip them before the step.
   bool in_update = false;
 };
 

@@ -67,6 +67,11 @@ NorMuon::NorMuon(Device& device, std::vector<UpdateItem> items, NorMuonOptions o
       moments_(make_moments(device, items)),
       muon_(device, std::move(items), options_.muon, this) {}
 
+void NorMuon::step(Stream& compute, double lr, const Tensor& skip) {
+  muon_.set_gradient_factor(take_gradient_factor());
+  muon_.step(compute, lr, skip);
+}
+
 std::vector<StateTensor> NorMuon::state() const {
   std::vector<StateTensor> all = muon_.state();
   all.insert(all.end(), moments_.begin(), moments_.end());

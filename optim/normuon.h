@@ -43,7 +43,7 @@ class NorMuon : public UpdateRule, private MatrixRefinement {
   [[nodiscard]] static UpdateRuleFactory factory(const NorMuonOptions& options = {});
   /// @throws as Muon does; InvalidArgument naming all invalid options.
   NorMuon(Device& device, std::vector<UpdateItem> items, NorMuonOptions options);
-  void step(Stream& compute, double lr, const Tensor& skip = {}) override { muon_.step(compute, lr, skip); }
+  void step(Stream& compute, double lr, const Tensor& skip = {}) override;
   std::vector<StateTensor> state() const override;
 
   /// Returns the Muon inside, with its plan and its report.

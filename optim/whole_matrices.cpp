@@ -55,9 +55,10 @@ UpdateRuleFactory WholeMatrices::factory(const Algorithm& algorithm, const Matri
   return {.algorithm = algorithm,
           .settings = to_string(o) + " " + make_rule()->settings(),
           .problems = problems_of(*make_rule(), o),
-          .writes_copies = false,
+          .writes_copies = true,
           .heeds_lr_factor = true,
           .heeds_betas = false,
+          .heeds_gradient_factor = true,
           .make = [=](Device& device, std::vector<UpdateItem> items) {
             return std::make_unique<WholeMatrices>(device, std::move(items), make_rule(), o);
           }};
@@ -108,7 +109,8 @@ WholeMatrices::WholeMatrices(Device& device, std::vector<UpdateItem> items, std:
     }
     // state() returns tensors in the order of the items, for any teams.
     order_.emplace_back(team, slots[team].size());
-    slots[team].push_back({item.param, item.weight_decay, {}, item.settings.lr_factor, order_.size() - 1});
+    slots[team].push_back(
+        {item.param, item.weight_decay, {}, item.settings.lr_factor, order_.size() - 1, item.writes_copy});
   }
   if (!slots.empty()) {
     // High priority: messages must not wait behind the matrix products that they overlap.
@@ -131,8 +133,9 @@ WholeMatrices::~WholeMatrices() {
 }
 
 void WholeMatrices::step(Stream& compute, double lr, const Tensor& skip) {
+  const Tensor factor = take_gradient_factor();
   // One team after the other on all ranks. Teams share the side streams, so different orders could deadlock.
-  for (auto& team : teams_) team->step(compute, lr, skip);
+  for (auto& team : teams_) team->step(compute, lr, skip, factor);
 }
 
 void WholeMatrices::require_sound() {

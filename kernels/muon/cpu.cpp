@@ -15,7 +15,7 @@
 namespace sherd::cpu {
 namespace {
 
-/// Output of a segment that packs nothing.
+/// Output of a segment that packs or copies nothing.
 struct Nowhere {};
 using cpu::store;
 void store(Nowhere, float) {}
@@ -25,7 +25,7 @@ struct NowhereAt {
 
 template <class T>
 void momentum(float* buffer, const float* gradient, const float* weight, T packed, int64_t count, float mu,
-              float l2, bool nesterov, bool moves) {
+              float l2, bool nesterov, bool moves, float factor) {
   const float rate = 1 - mu;
   constexpr float kLargest = std::numeric_limits<float>::max();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -38,17 +38,21 @@ void momentum(float* buffer, const float* gradient, const float* weight, T packe
   };
   if (l2 == 0) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) one(i, gradient[i]);
+    for (int64_t i = 0; i < count; ++i) one(i, gradient[i] * factor);
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) one(i, gradient[i] + l2 * weight[i]);
+    for (int64_t i = 0; i < count; ++i) one(i, gradient[i] * factor + l2 * weight[i]);
   }
 }
 
-template <class T>
-void update(float* weight, const T* packed, int64_t count, float decay, float alpha) {
+template <class T, class Copy>
+void update(float* weight, const T* packed, int64_t count, float decay, float alpha, Copy copy) {
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) weight[i] = decay * weight[i] + alpha * float(packed[i]);
+  for (int64_t i = 0; i < count; ++i) {
+    const float w = decay * weight[i] + alpha * float(packed[i]);
+    weight[i] = w;
+    store(copy[i], w);
+  }
 }
 
 template <class To, class From>
@@ -63,17 +67,18 @@ void convert(To* to, const From* from, int64_t count) {
 void muon_momentum(ExecutionContext& ctx, const MuonMomentumArgs& a) {
   with_payload(a.packed.dtype, [&](auto type) {
     auto* packed = a.packed.as<decltype(type)>();
-    for_segments(
-        ctx, a.segments,
-        [=, mu = a.mu, l2 = a.l2, nesterov = a.nesterov, moves = !a.skip || *a.skip == 0](
-            const MomentumSegment& s, int64_t b, int64_t e) {
-          const float* weight = l2 == 0 ? nullptr : s.weight + b;
-          if (s.at >= 0) {
-            momentum(s.buffer + b, s.gradient + b, weight, packed + s.at + b, e - b, mu, l2, nesterov, moves);
-          } else {
-            momentum(s.buffer + b, s.gradient + b, weight, NowhereAt{}, e - b, mu, l2, nesterov, moves);
-          }
-        });
+    for_segments(ctx, a.segments,
+                 [=, mu = a.mu, l2 = a.l2, nesterov = a.nesterov, moves = !a.skip || *a.skip == 0,
+                  factor = a.factor ? *a.factor : 1](const MomentumSegment& s, int64_t b, int64_t e) {
+                   const float* weight = l2 == 0 ? nullptr : s.weight + b;
+                   if (s.at >= 0) {
+                     momentum(s.buffer + b, s.gradient + b, weight, packed + s.at + b, e - b, mu, l2,
+                              nesterov, moves, factor);
+                   } else {
+                     momentum(s.buffer + b, s.gradient + b, weight, NowhereAt{}, e - b, mu, l2, nesterov,
+                              moves, factor);
+                   }
+                 });
   });
 }
 
@@ -81,8 +86,14 @@ void muon_update(ExecutionContext& ctx, const MuonUpdateArgs& a) {
   if (a.skip && *a.skip != 0) return;
   with_payload(a.packed.dtype, [&](auto type) {
     const auto* packed = a.packed.as<decltype(type)>();
-    for_segments(ctx, a.segments, [=](const UpdateSegment& s, int64_t b, int64_t e) {
-      update(s.weight + b, packed + s.at + b, e - b, s.decay, s.alpha);
+    with_payload(a.copy_dtype, [&]<class T>(T) {
+      for_segments(ctx, a.segments, [=](const UpdateSegment& s, int64_t b, int64_t e) {
+        if (s.copy != nullptr) {
+          update(s.weight + b, packed + s.at + b, e - b, s.decay, s.alpha, static_cast<T*>(s.copy) + b);
+        } else {
+          update(s.weight + b, packed + s.at + b, e - b, s.decay, s.alpha, NowhereAt{});
+        }
+      });
     });
   });
 }

@@ -13,6 +13,7 @@ struct Momentum {
   float mu, rate, l2;
   bool nesterov;
   const int64_t* skip;
+  const float* factor;
 
   __device__ bool nothing_to_do() const { return false; }  // messages are packed all the same
 };
@@ -29,6 +30,9 @@ struct MomentumOp {
   template <int N>
   __device__ void run(int64_t i, const Momentum& m) const {
     Vec<float, N> b = load<N>(buffer, i), g = load<N>(gradient, i);
+    const float factor = m.factor == nullptr ? 1.0f : *m.factor;
+#pragma unroll
+    for (int k = 0; k < N; ++k) g[k] = __fmul_rn(g[k], factor);
     if (weight != nullptr) {
       const Vec<float, N> w = load<N>(weight, i);
 #pragma unroll
@@ -59,14 +63,15 @@ struct Nothing {
   __device__ bool nothing_to_do() const { return false; }
 };
 
-template <class T>
+template <class T, class Copy>
 struct UpdateOp {
   static constexpr int kVec = 4;
   float* weight;
   const T* packed;
   float decay, alpha;
+  Copy* copy;  // may be null
 
-  Cover cover_of(int64_t count) const { return cover<kVec>(count, weight, packed); }
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, weight, packed, copy); }
 
   template <int N>
   __device__ void run(int64_t i, const Update&) const {
@@ -75,6 +80,11 @@ struct UpdateOp {
 #pragma unroll
     for (int k = 0; k < N; ++k) w[k] = __fadd_rn(__fmul_rn(decay, w[k]), __fmul_rn(alpha, to_float(o[k])));
     store(weight, i, w);
+    if (copy == nullptr) return;
+    Vec<Copy, N> c;
+#pragma unroll
+    for (int k = 0; k < N; ++k) put(c[k], w[k]);
+    store(copy, i, c);
   }
 };
 
@@ -145,7 +155,7 @@ struct ClearOp {
 };
 
 void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
-  const Momentum common{a.mu, 1 - a.mu, a.l2, a.nesterov, a.skip};
+  const Momentum common{a.mu, 1 - a.mu, a.l2, a.nesterov, a.skip, a.factor};
   with_payload(a.packed.dtype, [&]<class T>(T) {
     T* packed = a.packed.as<T>();
     for_segments<MomentumOp<T>>(context, "muon_momentum", a.segments, common, [&](const MomentumSegment& s) {
@@ -158,10 +168,12 @@ void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
 void muon_update(ExecutionContext& context, const MuonUpdateArgs& a) {
   with_payload(a.packed.dtype, [&]<class T>(T) {
     const T* packed = a.packed.as<T>();
-    for_segments<UpdateOp<T>>(context, "muon_update", a.segments, Update{a.skip},
-                              [&](const UpdateSegment& s) {
-                                return UpdateOp<T>{s.weight, packed + s.at, s.decay, s.alpha};
-                              });
+    with_payload(a.copy_dtype, [&]<class Copy>(Copy) {
+      using Op = UpdateOp<T, Copy>;
+      for_segments<Op>(context, "muon_update", a.segments, Update{a.skip}, [&](const UpdateSegment& s) {
+        return Op{s.weight, packed + s.at, s.decay, s.alpha, static_cast<Copy*>(s.copy)};
+      });
+    });
   });
 }
 

@@ -25,7 +25,10 @@ Work work_of(const Device&, const MuonMomentumArgs& a) {
 }
 
 Work work_of(const Device&, const MuonUpdateArgs& a) {
-  return {.bytes = elements_of(a.segments) * (2 * kFloat + size_of(a.packed.dtype))};
+  int64_t bytes = elements_of(a.segments) * (2 * kFloat + size_of(a.packed.dtype));
+  for (const UpdateSegment& s : a.segments)
+    if (s.copy != nullptr) bytes += s.count * size_of(a.copy_dtype);
+  return {.bytes = bytes};
 }
 
 Work work_of(const Device&, const CopySegmentsArgs& a) {
@@ -52,10 +55,11 @@ void check_range(Check& check, const char* buffer, size_t segment, int64_t at, i
 }  // namespace
 
 void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegment> segments, float mu,
-                   bool nesterov, float l2, const Tensor& skip) {
+                   bool nesterov, float l2, const Tensor& skip, const Tensor& factor) {
   Check check("muon_momentum");
   check.dtype("packed", packed, kPayload).done();
   check_skip(check, skip);
+  if (factor.defined()) check.dtype("factor", factor, DType::f32).count("factor", factor, 1);
   for (size_t i = 0; i < segments.size(); ++i) {
     const MomentumSegment& m = segments[i];
     check_range(check, "packed", i, m.at == -1 ? 0 : m.at, m.at == -1 ? 0 : m.count, packed.numel());
@@ -67,14 +71,21 @@ void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegm
   require(mu >= 0 && mu <= 1, fmt::format("muon_momentum: mu {} must lie in [0, 1]", mu));
   require(std::isfinite(l2), fmt::format("muon_momentum: l2 {} must be finite", l2));
   queue(s, {"muon_momentum", WorkKind::optimizer}, kernels<MuonKernels>(s).muon_momentum,
-        MuonMomentumArgs{
-            {segments.begin(), segments.end()}, ref(packed), mu, nesterov, l2, pointer<int64_t>(skip)});
+        MuonMomentumArgs{{segments.begin(), segments.end()},
+                         ref(packed),
+                         mu,
+                         nesterov,
+                         l2,
+                         pointer<int64_t>(skip),
+                         pointer<float>(factor)});
 }
 
-void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed,
-                 const Tensor& skip) {
+void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed, const Tensor& skip,
+                 DType copy_dtype) {
   Check check("muon_update");
   check.dtype("packed", packed, kPayload).done();
+  check.that(copy_dtype == DType::f32 || copy_dtype == DType::bf16 || copy_dtype == DType::f16,
+             fmt::format("copies are {}, must be f32 or bf16 or f16", name_of(copy_dtype)));
   check_skip(check, skip);
   for (size_t i = 0; i < segments.size(); ++i) {
     check_range(check, "packed", i, segments[i].at, segments[i].count, packed.numel());
@@ -83,7 +94,7 @@ void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tenso
   }
   check.done();
   queue(s, {"muon_update", WorkKind::optimizer}, kernels<MuonKernels>(s).muon_update,
-        MuonUpdateArgs{{segments.begin(), segments.end()}, ref(packed), pointer<int64_t>(skip)});
+        MuonUpdateArgs{{segments.begin(), segments.end()}, ref(packed), pointer<int64_t>(skip), copy_dtype});
 }
 
 void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<const CopySegment> segments) {

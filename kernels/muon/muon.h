@@ -26,7 +26,7 @@ struct MomentumSegment {
 };
 
 /// For every element of every segment, in single f32 operations in this order (EMA form, as
-/// torch.optim.Muon):
+/// torch.optim.Muon), with g = gradient * *factor (device memory; null: 1):
 ///   g' = l2 == 0 ? g : g + l2 * w;  buffer += (1-mu) * (g' - buffer);
 ///   packed = nesterov ? g' + mu * (buffer - g') : buffer.
 /// For a non-finite g' the buffer keeps its value and NaN is packed. packed: f32, bf16 or f16. With `skip`
@@ -39,6 +39,7 @@ struct MuonMomentumArgs {
   bool nesterov = true;
   float l2 = 0;
   const int64_t* skip = nullptr;
+  const float* factor = nullptr;
 };
 
 /// A piece of an update pass: w = decay * w + alpha * o for `count` elements, o at element `at` of the packed
@@ -48,14 +49,17 @@ struct UpdateSegment {
   int64_t count = 0;
   int64_t at = 0;
   float decay = 1, alpha = 0;
+  /// Receives w, rounded once to the pass's dtype of copies; may be null.
+  void* copy = nullptr;
 };
 
 /// w = decay * w + alpha * packed, in f32 operations, for every element of every segment; with `skip`,
-/// nothing.
+/// nothing. copy_dtype (f32, bf16 or f16) is that of the segments' copies.
 struct MuonUpdateArgs {
   std::vector<UpdateSegment> segments;
   Ref packed{};
   const int64_t* skip = nullptr;
+  DType copy_dtype = DType::f32;
 };
 
 /// A piece of a packing pass: `count` elements from one packed buffer to another.
@@ -105,13 +109,14 @@ struct MuonKernels {
 
 namespace ops {
 
-/// Momentum, Nesterov, cast and pack in one pass. skip: i64 [1], read on the stream, or undefined.
+/// Momentum, Nesterov, cast and pack in one pass. skip: i64 [1], read on the stream, or undefined. Gradients count times
+/// `factor` (f32 [1]; undefined: 1), with the bits of ops::scale_by() before.
 /// @throws ShapeMismatch, as the others, naming every segment that leaves its buffer or lacks a pointer.
 void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegment> segments, float mu,
-                   bool nesterov, float l2 = 0, const Tensor& skip = {});
-/// Unpack, scale, decay and update in one pass.
+                   bool nesterov, float l2 = 0, const Tensor& skip = {}, const Tensor& factor = {});
+/// Unpack, scale, decay, update and copy in one pass.
 void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed,
-                 const Tensor& skip = {});
+                 const Tensor& skip = {}, DType copy_dtype = DType::f32);
 /// Counted in Device::copied_bytes().
 void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<const CopySegment> segments);
 /// One pass of reading; clearing reads the statuses alone where all are fine.

@@ -14,9 +14,11 @@ namespace {
 void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
   const float rate = 1 - a.mu;
   const bool moves = !a.skip || *a.skip == 0;
+  const float factor = a.factor ? *a.factor : 1;
   for (const MomentumSegment& s : a.segments) {
     for (int64_t i = 0; i < s.count; ++i) {
-      const float g = a.l2 == 0 ? s.gradient[i] : s.gradient[i] + a.l2 * s.weight[i];
+      const float scaled = s.gradient[i] * factor;
+      const float g = a.l2 == 0 ? scaled : scaled + a.l2 * s.weight[i];
       if (!std::isfinite(g)) {
         if (s.at >= 0) put(a.packed, s.at + i, std::numeric_limits<double>::quiet_NaN());
         continue;
@@ -31,8 +33,10 @@ void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
 void muon_update(ExecutionContext&, const MuonUpdateArgs& a) {
   if (a.skip && *a.skip != 0) return;
   for (const UpdateSegment& s : a.segments)
-    for (int64_t i = 0; i < s.count; ++i)
+    for (int64_t i = 0; i < s.count; ++i) {
       s.weight[i] = s.decay * s.weight[i] + s.alpha * static_cast<float>(get(a.packed, s.at + i));
+      if (s.copy != nullptr) put({s.copy, a.copy_dtype}, i, s.weight[i]);
+    }
 }
 
 void copy_segments(ExecutionContext&, const CopySegmentsArgs& a) {

@@ -100,6 +100,10 @@ void optimizers(Suite& suite) {
               [&] { ops::muon_momentum(s, packed, momentum, 0.95f, true); });
   suite.bytes("muon update, fp16 message", millions(n), 10 * count,
               [&] { ops::muon_update(s, update, packed); });
+  for (UpdateSegment& segment : update)
+    segment.copy = copy.flat(segment.at, segment.at + segment.count).raw();
+  suite.bytes("muon update, fp16 message and bf16 copy", millions(n), 12 * count,
+              [&] { ops::muon_update(s, update, packed, {}, DType::bf16); });
 }
 
 void rows_of_activations(Suite& suite) {

@@ -145,6 +145,52 @@ TEST(MuonUpdate, EqualsTheScalarLoopToTheBit) {
   }
 }
 
+TEST(MuonMomentum, GradientsCountTimesTheFactorAsIfScaledBefore) {
+  const int64_t n = 1003;
+  for (const char* kernels : {kFast, "reference"})
+    for (const float l2 : {0.0f, 0.1f})
+      for (const bool nesterov : {false, true}) {
+        Lab lab(kernels);
+        const Tensor factor = lab.full({1}, 0.3), w = lab.random({n}, 3);
+        const auto run = [&](bool inside) {
+          const Tensor b = lab.random({n}, 1), g = lab.random({n}, 2), packed = lab.full({n}, 9);
+          const Floats before = lab.floats(g);
+          if (!inside) ops::scale_by(lab.s, g, factor);
+          const MomentumSegment s{b.data<float>(), g.data<float>(), w.data<float>(), n, 0};
+          ops::muon_momentum(lab.s, packed, {&s, 1}, 0.95f, nesterov, l2, {}, inside ? factor : Tensor());
+          EXPECT_EQ(lab.floats(g) == before, inside);
+          return std::pair(bits(lab.floats(b)), bits(lab.floats(packed)));
+        };
+        EXPECT_EQ(run(true), run(false)) << kernels << " " << l2 << " " << nesterov;
+      }
+}
+
+TEST(MuonUpdate, CopyIsTheNewWeightRoundedOnce) {
+  const Floats w0 = normal(kTotal, 1), o = normal(kTotal, 2);
+  for (const DType payload : kPayloads)
+    for (const DType type : kPayloads)
+      for (const char* kernels : {kFast, "reference"}) {
+        Lab lab(kernels, 2);
+        const Tensor packed = lab.tensor({kTotal}, o, payload), copy = lab.full({kTotal}, 7, type);
+        const auto run = [&](bool copies) {
+          const Tensor w = lab.tensor({kTotal}, w0);
+          std::vector<UpdateSegment> segments;
+          for (auto [begin, count, at] : kPieces)  // one of them without a copy
+            segments.push_back({w.data<float>() + begin, count, at, 0.99f, -0.02f,
+                                copies && begin != 8 ? copy.flat(begin, begin + count).raw() : nullptr});
+          ops::muon_update(lab.s, segments, packed, {}, type);
+          return lab.floats(w);
+        };
+        const Floats w = run(false);
+        EXPECT_EQ(bits(run(true)), bits(w));
+        Floats want(kTotal, 7);
+        for (auto [begin, count, at] : kPieces)
+          for (int64_t i = begin; begin != 8 && i < begin + count; ++i)
+            want[static_cast<size_t>(i)] = rounded(w[static_cast<size_t>(i)], type);
+        EXPECT_EQ(bits(lab.floats(copy)), bits(want)) << kernels << name_of(payload) << name_of(type);
+      }
+}
+
 TEST(CopySegments, CastsBetweenAllPayloads) {
   const Floats values = normal(kTotal, 4);
   for (DType from : kPayloads)
@@ -194,6 +240,8 @@ TEST(Segments, Rejects) {
   const UpdateSegment outside{p, 2, 3}, null{nullptr, 2, 0};
   EXPECT_THROW(ops::muon_update(lab.s, {&outside, 1}, packed), ShapeMismatch);
   EXPECT_THROW(ops::muon_update(lab.s, {&null, 1}, packed), ShapeMismatch);
+  EXPECT_THROW(ops::muon_update(lab.s, {}, packed, {}, DType::i32), ShapeMismatch);
+  EXPECT_THROW(ops::muon_momentum(lab.s, packed, {}, 0.9f, true, 0, {}, x), ShapeMismatch);  // four factors
   const CopySegment far{0, 3, 2}, wide{3, 0, 2}, one{0, 0, 1};
   EXPECT_THROW(ops::copy_segments(lab.s, x, packed, {&far, 1}), ShapeMismatch);
   EXPECT_THROW(ops::copy_segments(lab.s, x, packed, {&wide, 1}), ShapeMismatch);

@@ -3,6 +3,7 @@
 #include "optim/matrix_rules.h"
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -111,12 +112,28 @@ TEST_P(MatrixRules, TensorPartsExpertsAndHeadsHaveTheBitsOfOneRank) {
   }
 }
 
-TEST_P(MatrixRules, SkippedStepsAndFrozenMatricesLeaveWeightsAndStateInBits) {
+/// The weights that the model computes with, where the rule writes them: the master weights rounded once. Returns their number.
+int expect_rounded_copies(const std::vector<Parameter>& parameters, Stream& s) {
+  int count = 0;
+  for (const Parameter& p : parameters) {
+    if (!p.model_copy().defined()) continue;
+    const std::vector<float> weights = ops::to_floats(s, p.shard()),
+                             written = ops::to_floats(s, p.model_copy());
+    for (size_t i = 0; i < weights.size(); ++i)
+      EXPECT_EQ(written[i], float(bf16(weights[i]))) << p.name() << " " << i;
+    count += static_cast<int>(weights.size());
+  }
+  return count;
+}
+
+TEST_P(MatrixRules, SkippedStepsAndFrozenMatricesLeaveWeightsCopiesAndStateInBits) {
   OwnedValues at[5];
   launch(3, [&](RankContext& r) {
     MatrixModel model;
-    fully_shard(model, mesh_of(r));
-    const auto rule = factory().make(*r.device, matrix_items(model));
+    fully_shard(model, mesh_of(r), {.compute_dtype = DType::bf16});
+    std::vector<UpdateItem> items = matrix_items(model);
+    for (UpdateItem& item : items) item.writes_copy = true;
+    const auto rule = factory().make(*r.device, items);
     Stream& s = r.device->compute();
     const Tensor skip = Tensor::empty(*r.device, {1}, DType::i64, "test");
     for (const int step : {0, 1, 2, 3}) {
@@ -128,6 +145,7 @@ TEST_P(MatrixRules, SkippedStepsAndFrozenMatricesLeaveWeightsAndStateInBits) {
       ops::fill(s, skip, step == 1);
       run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
       update_by(*rule, model, skip);
+      (void)expect_rounded_copies(model.own_parameters(), s);
       ++model.step;
       add_everything(at[step], model.own_parameters(), rule->state(), rule->owned_state(), s);
     }
@@ -139,6 +157,71 @@ TEST_P(MatrixRules, SkippedStepsAndFrozenMatricesLeaveWeightsAndStateInBits) {
   for (const auto& [name, values] : at[3].values())
     if (name.substr(0, name.find(' ')) == "fused") {
       EXPECT_TRUE(same_bits(values, at[2].values().at(name))) << name;
+    }
+}
+
+TEST_P(MatrixRules, AGradientFactorHasTheBitsOfScaledGradientsAndLeavesThem) {
+  enum class Scaled { inside, before, never };
+  for (const MatrixDecay decay : {MatrixDecay::decoupled, MatrixDecay::l2}) {
+    const auto run = [&](Scaled scaled) {
+      OwnedValues all;
+      launch(3, [&](RankContext& r) {
+        MatrixModel model;
+        fully_shard(model, mesh_of(r));
+        const auto rule = factory({.decay = decay}).make(*r.device, matrix_items(model));
+        Stream& s = r.device->compute();
+        const Tensor factor = Tensor::empty(*r.device, {1}, DType::f32, "test");
+        ops::fill(s, factor, 0.3);
+        for (model.step = 0; model.step < 3; ++model.step) {
+          run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
+          WeightsChange change(runtime_of(model));
+          std::vector<std::vector<float>> gradients;
+          for (const Parameter& p : model.own_parameters()) {
+            gradients.push_back(ops::to_floats(s, p.grad_shard()));
+            if (scaled == Scaled::before) ops::scale_by(s, p.grad_shard(), factor);
+          }
+          if (scaled == Scaled::inside) rule->set_gradient_factor(factor);
+          rule->step(s, kMatrixRate, {});
+          for (size_t i = 0; scaled != Scaled::before && i < gradients.size(); ++i)
+            EXPECT_EQ(ops::to_floats(s, model.own_parameters()[i].grad_shard()), gradients[i]);
+          change.end();
+        }
+        add_everything(all, model.own_parameters(), rule->state(), rule->owned_state(), s);
+      });
+      return all.values();
+    };
+    const OwnedValues::Map inside = run(Scaled::inside);
+    EXPECT_EQ(other_bits(inside, run(Scaled::before)), "") << name_of(decay);
+    EXPECT_NE(other_bits(inside, run(Scaled::never)), "") << name_of(decay);
+  }
+}
+
+TEST_P(MatrixRules, WritesTheModelsCopiesAsTheCastWould) {
+  for (const Spread& spread : kMatrixSpreads)
+    for (const Strategy strategy : {Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params}) {
+      std::atomic<int> copies = 0;
+      launch(spread.ranks(), [&](RankContext& r) {
+        Pieces model(r, spread);
+        std::vector<UpdateItem> items = matrix_items(model);
+        std::vector<Parameter> parameters;
+        for (UpdateItem& item : items) {
+          parameters.push_back(item.param.set_cut(CutClass::row));
+          item.writes_copy = true;
+        }
+        model.wrap({.strategy = strategy, .compute_dtype = DType::bf16});
+        const auto rule = factory().make(*r.device, items);
+        Stream& s = r.device->compute();
+        const Tensor skip = Tensor::empty(*r.device, {1}, DType::i64, "test");
+        for (const int step : {0, 1, 2}) {
+          model.run(*r.device);
+          ops::fill(s, skip, step == 1);
+          WeightsChange change(runtime_of(model));
+          rule->step(s, kMatrixRate, skip);
+          copies += expect_rounded_copies(parameters, s);
+          change.end();
+        }
+      });
+      EXPECT_GT(copies, 0) << name_of(strategy);
     }
 }
 

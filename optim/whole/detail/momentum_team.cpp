@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include <sherd/fsdp/group.h>
 #include <sherd/kernels/dion/dion.h>
 #include <sherd/kernels/ops.h>
 
@@ -48,13 +49,15 @@ MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& 
   ops::fill(device.compute(), skip_frozen_, 1);
 }
 
-void MomentumTeam::step(Stream& compute, double lr, const Tensor& skip) {
+void MomentumTeam::step(Stream& compute, double lr, const Tensor& skip, const Tensor& gradient_factor) {
   guard_.begin_step();
   lr_ = lr;
   skip_ = skip;
+  // Ignored parameters, a team of their own, are outside the gradient norm, so its factor does not apply to them.
+  factor_ = slots_.front().param.group().replicated() ? Tensor() : gradient_factor;
   team_.step(compute);
   if (!rule_.checks_values()) guard_.end_step(compute);
-  skip_ = Tensor();
+  skip_ = factor_ = Tensor();
 }
 
 // Advances the momentum and writes its (Nesterov) value to the message, or writes the gradient. Each local element is in the inputs
@@ -71,11 +74,13 @@ void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChun
         {rule_.takes_gradient() ? gradient : slot.momentum.data<float>() + seg.local, gradient,
          slot.param.shard().data<float>() + seg.local, seg.count, seg.at});
   }
-  // The gradient is its own buffer: with a momentum of 0 and Nesterov the message is the gradient in bits.
-  const float momentum = rule_.takes_gradient() ? 0 : options_.momentum;
+  // The gradient is its own buffer, which does not move: with a momentum of 0 and Nesterov the message is the gradient in
+  // bits.
+  const bool gradient = rule_.takes_gradient();
   for (auto& [kind, segments] : passes)
-    ops::muon_momentum(compute, message, segments, momentum, rule_.takes_gradient() || options_.nesterov,
-                       static_cast<float>(kind.first), kind.second ? skip_frozen_ : skip_);
+    ops::muon_momentum(compute, message, segments, gradient ? 0 : options_.momentum,
+                       gradient || options_.nesterov, static_cast<float>(kind.first),
+                       gradient || kind.second ? skip_frozen_ : skip_, factor_);
 }
 
 void MomentumTeam::compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status,
@@ -160,8 +165,7 @@ Tensor MomentumTeam::refined(Stream& compute, const Tensor& results, const Matri
 // bits.
 void MomentumTeam::update(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut) {
   const Tensor values = refined(compute, results, chunk, cut);
-  std::vector<UpdateSegment> updates;
-  updates.reserve(chunk.updates.size());
+  std::map<DType, std::vector<UpdateSegment>> updates;  // by the dtype of copies
   for (auto& seg : chunk.updates) {
     const LogicalMatrix& m = team_.matrices()[static_cast<size_t>(seg.matrix)];
     const Slot& slot = slot_of(seg.matrix);
@@ -169,11 +173,14 @@ void MomentumTeam::update(Stream& compute, const Tensor& results, const MatrixCh
     const double rate = lr_ * slot.lr_factor;
     // A refinement determines the scale itself.
     const double scale = refinement_ ? 1 : rule_.scale(m.whole_rows(), m.whole_cols());
-    updates.push_back({slot.param.shard().data<float>() + seg.local, seg.count, seg.at,
-                       static_cast<float>(decay_factor(options_.decay, rate, slot.weight_decay)),
-                       static_cast<float>(-rate * scale)});
+    const Tensor copy = slot.writes_copy ? slot.param.model_copy() : Tensor();
+    const Tensor written = copy.defined() ? copy.flat(seg.local, seg.local + seg.count) : copy;
+    updates[copy.defined() ? copy.dtype() : DType::f32].push_back(
+        {slot.param.shard().data<float>() + seg.local, seg.count, seg.at,
+         static_cast<float>(decay_factor(options_.decay, rate, slot.weight_decay)),
+         static_cast<float>(-rate * scale), copy.defined() ? written.raw() : nullptr});
   }
-  if (!updates.empty()) ops::muon_update(compute, updates, values, skip_);
+  for (auto& [copies, segments] : updates) ops::muon_update(compute, segments, values, skip_, copies);
   if (rule_.keeps_unused()) keep_unused(compute, results, chunk);
 }
 

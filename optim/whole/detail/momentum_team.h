@@ -24,6 +24,7 @@ class MomentumTeam : private MatrixClient {
     Tensor momentum;  // flat f32, this rank's piece; undefined where the rule takes the gradient
     double lr_factor = 1;
     size_t item = 0;  // index among the optimizer's items
+    bool writes_copy = false;
   };
 
   /// Collective over the team, as MatrixTeam.
@@ -34,7 +35,7 @@ class MomentumTeam : private MatrixClient {
                MatrixStreams& streams, MatrixRefinement* refinement);
 
   /// Queues the update on `compute`; see UpdateRule::step.
-  void step(Stream& compute, double lr, const Tensor& skip);
+  void step(Stream& compute, double lr, const Tensor& skip, const Tensor& gradient_factor);
 
   /// Same as UpdateRule::require_sound().
   void require_sound() { guard_.require_sound(); }
@@ -73,6 +74,7 @@ class MomentumTeam : private MatrixClient {
   Tensor skip_frozen_;  // of parameters that are frozen: always 1
   double lr_ = 0;       // of the step that is being issued
   Tensor skip_;         // of the step that is being issued
+  Tensor factor_;       // of its gradients; undefined: 1
 };
 
 }  // namespace sherd
