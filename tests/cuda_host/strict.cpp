@@ -89,7 +89,7 @@ std::string running_beside(int device) {
 
 const std::string kFirstLaunch = "the first launch of a kernel";
 
-/// Memory calls while a collective runs on a GPU of the process; they are told at its end where the environment asks.
+/// Memory calls while a collective runs on a GPU of the process; the process reports them at its end where the environment asks.
 struct Counted {
   const bool told = std::getenv("SHERD_HOST_CUDA_COUNT") != nullptr;
   int64_t calls = 0;

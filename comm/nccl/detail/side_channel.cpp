@@ -171,7 +171,7 @@ void SideChannel::run(ExecutionContext& context, Verb verb, const Call& call, co
   if (!gathers) {
     const std::vector<std::string> before = sends ? std::exchange(kept_, {}) : std::vector<std::string>();
     bytes = broadcast(key + "/all", bytes, root, where, deadline);
-    // All ranks have come to this call: none still reads what earlier ones have left.
+    // All ranks are in this call: none still reads what earlier ones have left.
     for (const std::string& left : before) session_.store().erase(left);
   }
   if (call.recv.defined() && (!gathers || rank_ == root))
