@@ -189,6 +189,28 @@ TEST(Processes, AreStartedAgainFromTheNewestCheckpointWhenOneIsKilled) {
   }
 }
 
+TEST(Processes, AStepWaitsForNothing) {
+  const auto data = scratch("text"), metrics = fresh("waits");
+  write_file(data, golden_text());
+  const Finished f = run_train_gpt({"--data",      data.string(),
+                                    "--steps",     "6",
+                                    "--dim",       "32",
+                                    "--layers",    "2",
+                                    "--heads",     "2",
+                                    "--seq",       "16",
+                                    "--batch",     "8",
+                                    "--device",    "cuda",
+                                    "--comm",      "nccl",
+                                    "--optimizer", "muon",
+                                    "--metrics",   metrics.string(),
+                                    "--quiet"},
+                                   processes(4));
+  ASSERT_EQ(f.exit_code, 0) << f.err;
+  const auto steps = read_steps(metrics);
+  ASSERT_EQ(steps.size(), 6u);
+  for (const auto& step : steps) EXPECT_EQ(step["host_syncs"], 0) << step["step"];
+}
+
 TEST(StrictDriver, ThreadsWithNcclBetweenThemWaitForEver) {
   ::setenv("SHERD_HOST_CUDA_STRICT", "3", 1);
   const auto data = scratch("text");
