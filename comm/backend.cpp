@@ -54,7 +54,8 @@ const std::array kBackends{
               const LaunchEnvironment& e = job.environment;
               return make_nccl_world(std::move(device), job.store, e.rank, e.size,
                                      nccl_options(o, job.store.get()));
-            }},
+            },
+            [](const LaunchOptions& o) { set_nccl_environment(o.nccl); }},
     Backend{BackendKind::mpi, "mpi", true, true, has_mpi_backend, nullptr,
             [](const Job& job, std::shared_ptr<Device> device, const LaunchOptions& o) {
               MpiOptions mpi = o.mpi;

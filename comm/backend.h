@@ -30,6 +30,8 @@ struct Backend {
   /// calls. Null where all ranks are threads of one process. @throws as worlds_of_threads; CommError.
   std::shared_ptr<Communicator> (*join)(const Job& job, std::shared_ptr<Device> device,
                                         const LaunchOptions& options);
+  /// Sets variables of the environment that its library reads; before the launch has threads, which may read others. May be null.
+  void (*set_environment)(const LaunchOptions& options) = nullptr;
 };
 
 /// Returns the backends, one for each BackendKind.

@@ -202,6 +202,7 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
     throw InvalidArgument(
         fmt::format("device.threads = {}: use 0 for an equal share of the cores, or more", asked));
   const Backend& backend = backend_of(options.backend);
+  if (backend.set_environment != nullptr) backend.set_environment(options);
 
   if (in_a_job(options, backend)) return launch_process(ranks, options, backend, body);
   require_gpus(ranks, options, backend);

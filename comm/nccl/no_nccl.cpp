@@ -25,6 +25,8 @@ std::vector<std::shared_ptr<Communicator>> make_nccl_world(std::span<const std::
   not_compiled();
 }
 
+void set_nccl_environment(const NcclOptions&) {}
+
 bool has_nccl_backend() { return false; }
 
 }  // namespace sherd

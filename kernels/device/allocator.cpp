@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <functional>
 
 #include <sherd/base/error.h>
@@ -31,11 +32,41 @@ Allocator::~Allocator() {
 }
 
 std::shared_ptr<void> Allocator::gate(Gate f) {
-  std::lock_guard lock(listeners_mutex_);
-  gate_ = std::move(f);
-  return {static_cast<void*>(this), [this](void*) {
-            std::lock_guard removal(listeners_mutex_);
-            gate_ = nullptr;
+  struct Door {
+    Gate open;  // null: gone, and passed freely
+    std::mutex mutex;
+    std::condition_variable left;
+    int inside = 0;
+  };
+  const auto door = std::make_shared<Door>();
+  door->open = std::move(f);
+  const Gate pass = [door]() -> std::shared_ptr<void> {
+    Gate open;
+    {
+      std::lock_guard lock(door->mutex);
+      if (!door->open) return nullptr;
+      ++door->inside;
+      open = door->open;
+    }
+    return {nullptr, [door, passed = open()](void*) mutable {
+              passed = nullptr;
+              std::lock_guard lock(door->mutex);
+              --door->inside;
+              door->left.notify_all();
+            }};
+  };
+  {
+    std::lock_guard lock(listeners_mutex_);
+    gate_ = !gate_ ? pass : [before = std::move(gate_), pass]() -> std::shared_ptr<void> {
+      auto first = before();
+      return std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(std::move(first),
+                                                                                       pass());
+    };
+  }
+  return {nullptr, [door](void*) {
+            std::unique_lock lock(door->mutex);
+            door->open = nullptr;
+            door->left.wait(lock, [&] { return door->inside == 0; });
           }};
 }
 
@@ -186,6 +217,9 @@ Allocator::Block Allocator::grow(MemorySource& source, int64_t size, std::string
     passed = nullptr;  // what shrink() waits for may wait behind the gate
     shrink(before - size, !fresh, lock);
     if (held_bytes() >= before) break;
+    lock.unlock();
+    passed = pass_gate();
+    lock.lock();
     data = source.allocate(size);
   }
   if (data == nullptr)

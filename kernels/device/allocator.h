@@ -130,7 +130,8 @@ class Allocator {
   /// Called before each call of a source; the call is over when the returned object is destroyed. For a library whose running
   /// operations the source would wait for. It may wait, without the allocator's lock, and does not throw.
   using Gate = std::function<std::shared_ptr<void>()>;
-  /// Registered until the returned object is destroyed; one at a time. The object must not outlive the allocator.
+  /// Registered until the returned object is destroyed, which waits for calls that have passed. The object must not outlive the
+  /// allocator.
   [[nodiscard]] std::shared_ptr<void> gate(Gate f);
 
   static int64_t rounded(int64_t bytes) { return bytes <= 0 ? 128 : (bytes + 127) / 128 * 128; }

@@ -118,6 +118,17 @@ TEST(Allocator, EveryCallOfTheSourcePassesTheGateWithoutTheLock) {
   }
   a.release(a.allocate(128, kKind, "z"), true);
   EXPECT_EQ(passed, 3);
+
+  // Of several, each is passed until it goes, in any order.
+  int first = 0, second = 0;
+  auto one = a.gate([&] { return ++first, nullptr; }), two = a.gate([&] { return ++second, nullptr; });
+  a.release(a.allocate(256, kKind, "u"), true);
+  one = nullptr;
+  a.release(a.allocate(512, kKind, "v"), true);
+  two = nullptr;
+  a.release(a.allocate(1024, kKind, "w"), true);
+  EXPECT_EQ(first, 1);
+  EXPECT_EQ(second, 2);
 }
 
 TEST(Allocator, ReusesBlocksOfOneSize) {
@@ -264,6 +275,25 @@ class TwoBlocks final : public MemorySource {
   int held_ = 0;
   int64_t done_ = 0;
 };
+
+TEST(Allocator, ARetryPassesTheGateAgain) {
+  std::vector<std::string> log;
+  Allocator a("rank 0", 0, std::make_unique<TwoBlocks>(log));
+  int passed = 0, inside = 0;
+  const auto gate = a.gate([&] {
+    ++passed, ++inside;
+    return std::shared_ptr<void>(&inside, [](void* p) { --*static_cast<int*>(p); });
+  });
+  void* const p = a.allocate(256, kKind, "x");
+  void* const q = a.allocate(512, kKind, "y");
+  a.release(p, true);
+  EXPECT_EQ(passed, 2);
+  void* const r = a.allocate(4096, kKind, "z");  // a refusal, the return of p, the block
+  EXPECT_EQ(passed, 5);
+  EXPECT_EQ(inside, 0);
+  a.release(q, true);
+  a.release(r, true);
+}
 
 TEST(Allocator, NotifiesListenersBeforeABlockIsReturned) {
   std::vector<std::string> log;

@@ -32,14 +32,16 @@ class IssueOrder : public std::enable_shared_from_this<IssueOrder> {
     const int64_t number_;
   };
 
-  /// The next place. Where the host queues the operation.
+  /// Held from take() until the operation is queued: a stream has its operations in the order of their turns.
+  std::unique_lock<std::mutex> queueing() { return std::unique_lock(queueing_); }
+  /// The next place.
   std::shared_ptr<const Turn> take();
 
  private:
   void await(int64_t number, const std::function<void()>& poll);
   void pass(int64_t number);
 
-  std::mutex mutex_;
+  std::mutex queueing_, mutex_;
   std::condition_variable passed_;
   int64_t taken_ = 0;
   std::set<int64_t> open_;

@@ -80,7 +80,7 @@ void run(const Group& group, Verb verb, const Call& call, int peer, const IssueO
     group.handle.begin_message(group.world_ranks[static_cast<size_t>(peer)], verb == Verb::send);
   else
     group.handle.begin(where);
-  const Deadline deadline(group.timeout);
+  Deadline deadline(group.timeout);
   // The check exchanges the call through the store and waits for the peers. NCCL itself cannot detect
   // different calls: it would hang, or move wrong data.
   if (counted && session.options().check_calls) {
@@ -93,6 +93,7 @@ void run(const Group& group, Verb verb, const Call& call, int peer, const IssueO
   if (group.side) return group.side->run(context, verb, call, where, deadline);
   // Without a native queue the operation ends within its turn, and would wait for a peer that has another order.
   if (context.queue) turn->await([&] { session.check(where); });
+  deadline = Deadline(group.timeout);
   Session::Issuing issuing;
   if (context.queue) issuing = counted ? session.issue_alone() : session.issue_in_quiet();
   issue({session, group.handle, context, group.rank, group.size(), where, deadline}, verb, call, peer);
@@ -205,6 +206,7 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
           "reductions of i64; use clone()",
           call.op, name_of(call.dtype), world_rank()));
     // Queued before it is submitted: announce_departure() never misses it.
+    const auto queueing = group_->side ? std::unique_lock<std::mutex>() : group_->session->order().queueing();
     stream.submit({call.op, comm::work_kind_of(verb)},
                   Queued{group_, group_->side ? nullptr : group_->session->order().take(),
                          group_->handle.queued(), recorder(), verb, call, peer});
@@ -269,12 +271,6 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
   bool pairs_connected_ = false;
 };
 
-// NCCL reads it after all ranks have met.
-void set_environment(const NcclOptions& options) {
-  constexpr const char* kName = "NCCL_NVLS_ENABLE";
-  if (!options.nvls && std::getenv(kName) == nullptr) ::setenv(kName, "0", 0);
-}
-
 // Rank 0 makes NCCL's id and publishes it in the store; the other ranks poll for it.
 ncclUniqueId exchange_id(Session& session, int rank, const std::string& where, const Deadline& deadline) {
   const std::string key = session.options().name + "/id";
@@ -304,6 +300,12 @@ ncclUniqueId exchange_id(Session& session, int rank, const std::string& where, c
 }
 
 }  // namespace
+
+// NCCL reads it after all ranks have met.
+void set_environment(const NcclOptions& options) {
+  constexpr const char* kName = "NCCL_NVLS_ENABLE";
+  if (!options.nvls && std::getenv(kName) == nullptr) ::setenv(kName, "0", 0);
+}
 
 std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Device> device,
                                          std::shared_ptr<Store> store, int rank, int size,

@@ -12,6 +12,8 @@
 
 namespace sherd::nccl {
 
+/// See set_nccl_environment().
+void set_environment(const NcclOptions& options);
 /// `api` outlives the world.
 std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Device> device,
                                          std::shared_ptr<Store> store, int rank, int size,

@@ -21,6 +21,8 @@ std::vector<std::shared_ptr<Communicator>> make_nccl_world(std::span<const std::
   return nccl::make_world(nccl::nccl_api(), devices, options);
 }
 
+void set_nccl_environment(const NcclOptions& options) { nccl::set_environment(options); }
+
 bool has_nccl_backend() { return true; }
 
 }  // namespace sherd

@@ -163,6 +163,12 @@ void SideChannel::run(ExecutionContext& context, Verb verb, const Call& call, co
   std::string bytes = bytes_of(session_, context, verb == Verb::barrier ? Tensor() : call.send);
   if (sends) {
     const auto all = gather(key, std::move(bytes), root, where, deadline);
+    if (verb == Verb::all_reduce)
+      for (size_t r = 0; r < all.size(); ++r)
+        if (all[r].size() != all.front().size())
+          session_.fail(
+              where, fmt::format("{}: {} bytes on rank {}, {} on rank {}; all ranks give equally many", where,
+                                 all[r].size(), world_ranks_[r], all.front().size(), world_ranks_.front()));
     if (all.empty())
       bytes.clear();
     else

@@ -24,9 +24,12 @@ struct Inherited {
 /// waits for room has an event to wait for.
 int64_t pieces_per_event(int64_t most_work) { return std::clamp<int64_t>(most_work / 2, 1, 64); }
 
-/// Operations that the native queue has at most. A stream of CUDA takes some 1024 launches, which are 1 to 3 of an operation; the
-/// next launch blocks its thread, which may hold a lock of the driver that other streams need to get on.
-constexpr int64_t kMostIssued = 256;
+/// Launches that the native queue has at most, about. A stream of CUDA takes some 1024; the next one blocks its thread, which may
+/// hold a lock of the driver that other streams need to get on.
+constexpr int64_t kMostLaunches = 768;
+/// Launches between two events: others wait for room by them.
+constexpr int64_t kLaunchesPerEvent = 192;
+int64_t launches_of(const Operation& what) { return what.kind == WorkKind::orthogonalize ? 24 : 3; }
 
 /// True on a stream's thread: work that its operations queue must not wait for other streams.
 thread_local bool is_worker = false;
@@ -289,14 +292,16 @@ void QueueStream::attempt(F&& f) {
 
 void QueueStream::settle() {
   try {
-    for (; !issued_.empty() && issued_.front().event->done(); issued_.pop_front())
+    for (; !issued_.empty() && issued_.front().event->done(); issued_.pop_front()) {
       issued_count_ -= issued_.front().count;
+      issued_launches_ -= issued_.front().launches;
+    }
   } catch (const std::exception&) {  // the device has failed; the next wait for it throws
   }
 }
 
 void QueueStream::await_native(Lock& lock) {
-  for (settle(); issued_count_ >= kMostIssued && !issued_.empty() && !failure_; settle()) {
+  for (settle(); issued_launches_ >= kMostLaunches && !issued_.empty() && !failure_; settle()) {
     const auto event = issued_.front().event;
     lock.unlock();
     attempt([&] { event->synchronize(); });
@@ -370,7 +375,9 @@ std::shared_ptr<NativeEvent> QueueStream::run_item(const Item& item) {
   });
   if (!native_) return nullptr;
   native_->pop_range();
-  if (unmarked_.count + 1 >= pieces_per_event(most_work_)) attempt([&] { here = native_->record(); });
+  if (unmarked_.count + 1 >= pieces_per_event(most_work_) ||
+      unmarked_.launches + launches_of(item.what) >= kLaunchesPerEvent)
+    attempt([&] { here = native_->record(); });
   return here;
 }
 
@@ -390,12 +397,14 @@ void QueueStream::mark_asked(Lock& lock) {
   if (here) mark(std::move(here));
 }
 
-void QueueStream::finished(int64_t number, std::shared_ptr<NativeEvent> here) {
+void QueueStream::finished(int64_t number, std::shared_ptr<NativeEvent> here, int64_t launches) {
   running_ = 0;
   const bool marked = here != nullptr;
   if (native_) {
     if (unmarked_.count++ == 0) unmarked_.first = number;
+    unmarked_.launches += launches;
     ++issued_count_;
+    issued_launches_ += launches;
     if (marked) mark(std::move(here));
   }
   if (waiting_ > 0 && (marked || failure_ || held() <= most_work_ - 1 - most_work_ / 4)) room_.notify_all();
@@ -421,10 +430,10 @@ void QueueStream::run() {
     running_ = item.number;
     lock.unlock();
     auto here = run_item(item);
-    const int64_t number = item.number;
+    const int64_t number = item.number, launches = launches_of(item.what);
     item = {};  // what it captured goes before it counts as done
     lock.lock();
-    finished(number, std::move(here));
+    finished(number, std::move(here), launches);
   }
   lock.unlock();
   if (native_) native_->finish();

@@ -45,6 +45,7 @@ class QueueStream final : public Stream {
   struct Issued {
     int64_t first = 0;  // number of the first piece
     int64_t count = 0;
+    int64_t launches = 0;  // about as many
     std::shared_ptr<NativeEvent> event;
   };
   using Lock = std::unique_lock<std::mutex>;
@@ -79,7 +80,7 @@ class QueueStream final : public Stream {
   /// The same with an event recorded now.
   void mark_asked(Lock& lock);
   /// Under mutex_.
-  void finished(int64_t number, std::shared_ptr<NativeEvent> here);
+  void finished(int64_t number, std::shared_ptr<NativeEvent> here, int64_t launches = 1);
   /// Takes the failure with it.
   void reset(QueueEventState& event);
   void work(const Item& item);
@@ -106,6 +107,7 @@ class QueueStream final : public Stream {
   int waiting_ = 0;         // threads in wait_for_room()
   std::deque<Issued> issued_;
   int64_t issued_count_ = 0;                // of issued_ and unmarked_
+  int64_t issued_launches_ = 0;             // likewise
   Issued unmarked_;                         // issued after the last event of issued_
   std::shared_ptr<StreamFailure> failure_;  // written under mutex_, by the thread that has the item
   Trace::Lane* lane_ = nullptr;             // of the thread that has the item

@@ -48,6 +48,7 @@ void set(const std::map<std::string, std::string>& variables) {
 int start_ranks(int64_t ranks, const std::vector<std::string>& command) {
   const sigset_t signals = signal_set({SIGUSR1, kEndRank, SIGCHLD});
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  std::signal(SIGCHLD, SIG_DFL);  // ignored children would leave no exit code
   set(of_the_job(ranks));
   // Addresses of another job would be taken for this one's.
   for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "SHERD_STORE_PORT"}) ::unsetenv(name);

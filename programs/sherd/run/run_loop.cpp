@@ -53,8 +53,9 @@ std::pair<std::string, uint64_t> job_of_this_process() {
 bool in_an_allocation() {
   const char* const nodes = std::getenv("SLURM_JOB_NUM_NODES");
   if (nodes != nullptr && std::atoi(nodes) > 1) return true;
-  return std::ranges::any_of(std::array{"PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"},
-                             [](const char* name) { return std::getenv(name) != nullptr; });
+  return std::ranges::any_of(
+      std::array{"PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "OMPI_MCA_orte_default_hostfile"},
+      [](const char* name) { return std::getenv(name) != nullptr; });
 }
 
 /// Returns whether ranks may be on other hosts, which the launcher of this one does not reach.

@@ -94,7 +94,7 @@ sherd::DryDeviceOptions dry_options(sherd::Device& device) {
 void reserve_memory(const TrainConfig& config, const sherd::RankContext& context) {
   sherd::Device& device = *context.device;
   if (device.kind() != sherd::DeviceKind::cuda || context.world->size() == 1) return;
-  if (config.comm == sherd::BackendKind::local && sherd::cuda_device_count() == 1) return;
+  if (config.comm != sherd::BackendKind::nccl && sherd::cuda_device_count() == 1) return;
   const Forecast f = forecast(config, context.world->rank(), {.device = dry_options(device)});
   device.allocator().reserve(f.blocks);
   device.copies().reserve(f.copies);
