@@ -39,8 +39,8 @@ std::shared_ptr<Communicator> make_nccl_world(std::shared_ptr<Device> device,
 std::vector<std::shared_ptr<Communicator>> make_nccl_world(std::span<const std::shared_ptr<Device>> devices,
                                                            const NcclOptions& options = {});
 
-/// Sets what NCCL reads in the environment (NcclOptions::nvls). make_nccl_world() does where nobody has, but not safely beside
-/// threads that read variables.
+/// Sets what NCCL reads in the environment (NcclOptions::nvls). make_nccl_world() does where they are not set, but not safely
+/// beside threads that read variables.
 void set_nccl_environment(const NcclOptions& options);
 
 /// Returns whether this build has NCCL.
