@@ -81,13 +81,13 @@ void SideChannel::put(const std::string& key, const std::string& bytes) {
                          (i < more ? kMore : kLast) + bytes.substr(i * kPiece, kPiece));
 }
 
-std::string SideChannel::take(const std::string& key, std::string first) {
+std::string SideChannel::rest(const std::string& key, std::string first, bool erase) {
   std::string bytes = first.substr(1);
-  session_.store().erase(key);
+  if (erase) session_.store().erase(key);
   for (int i = 1; first.front() == kMore; ++i) {
     const std::string next = fmt::format("{}+{}", key, i);
     first = session_.store().get(next).value();
-    session_.store().erase(next);
+    if (erase) session_.store().erase(next);
     bytes += first.substr(1);
   }
   return bytes;
@@ -127,11 +127,11 @@ std::vector<std::string> SideChannel::gather(const std::string& key, std::string
   for (int r = 0; r < static_cast<int>(world_ranks_.size()); ++r) {
     const std::string& value = first[static_cast<size_t>(r)];
     if (value.front() != kAsk) {
-      all.push_back(take(of(r), value));
+      all.push_back(rest(of(r), value, true));
     } else {
       session_.store().erase(of(r));
       session_.store().set(asked(r), "");
-      all.push_back(take(longer(r), await(longer(r), r, where, deadline)));
+      all.push_back(rest(longer(r), await(longer(r), r, where, deadline), true));
     }
   }
   all[static_cast<size_t>(rank_)] = std::move(mine);
@@ -147,12 +147,7 @@ std::string SideChannel::broadcast(const std::string& key, const std::string& by
       kept_.push_back(i == 0 ? key : fmt::format("{}+{}", key, i));
     return bytes;
   }
-  std::string value = await(key, root, where, deadline), all = value.substr(1);
-  for (int i = 1; value.front() == kMore; ++i) {
-    value = session_.store().get(fmt::format("{}+{}", key, i)).value();
-    all += value.substr(1);
-  }
-  return all;
+  return rest(key, await(key, root, where, deadline), false);
 }
 
 void SideChannel::run(ExecutionContext& context, Verb verb, const Call& call, const std::string& where,

@@ -30,8 +30,8 @@ class SideChannel {
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
   /// Sets the key to any number of bytes, in values that the store takes.
   void put(const std::string& key, const std::string& bytes);
-  /// The rest of what put() has set, behind its first value; erases it.
-  std::string take(const std::string& key, std::string first);
+  /// Returns all that put() has set, whose first value is known.
+  std::string rest(const std::string& key, std::string first, bool erase);
   /// Waits for the key, which `rank` sets. Leaves it.
   std::string await(const std::string& key, int rank, const std::string& where, const Deadline& deadline);
   /// Returns every rank's bytes on `root`; nothing elsewhere. Long ones come when the root asks for them, one after the other:
