@@ -30,4 +30,5 @@
 #include <sherd/kernels/orthogonalize/orthogonalize.h>  // IWYU pragma: export
 #include <sherd/kernels/random/random.h>                // IWYU pragma: export
 #include <sherd/kernels/reduce/reduce.h>                // IWYU pragma: export
+#include <sherd/kernels/rest/rest.h>                    // IWYU pragma: export
 #include <sherd/kernels/squares/squares.h>              // IWYU pragma: export

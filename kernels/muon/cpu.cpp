@@ -9,6 +9,7 @@
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/narrow.h>
 #include <sherd/kernels/device/cpu/segments.h>
+#include <sherd/kernels/rest/cpu_forms.h>
 
 // The same fp32 operations as the reference, in the same order.
 
@@ -21,19 +22,28 @@ using cpu::store;
 void store(Nowhere, float) {}
 struct NowhereAt {
   Nowhere operator[](int64_t) const { return {}; }
+  friend NowhereAt operator+(NowhereAt n, int64_t) { return n; }
 };
 
-template <class T>
-void momentum(float* buffer, const float* gradient, const float* weight, T packed, int64_t count, float mu,
-              float l2, bool nesterov, bool moves, float factor) {
+struct Advance {
+  float mu, l2;
+  bool nesterov, moves;
+  float factor;
+};
+
+template <class S, class W, class T, class N, class Noise>
+void momentum(S buffer, const float* gradient, W weight, T packed, N count, const Advance& advance,
+              Noise noise) {
+  const auto [mu, l2, nesterov, moves, factor] = advance;
   const float rate = 1 - mu;
   constexpr float kLargest = std::numeric_limits<float>::max();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   auto one = [=](int64_t i, float g) {
-    const float old = buffer[i], b = old + rate * (g - old);
+    const float old = buffer.get(i), b = old + rate * (g - old);
     const float u = nesterov ? g + mu * (b - g) : b;
     const bool finite = std::abs(g) <= kLargest;
-    buffer[i] = finite && moves ? b : old;
+    // A stored value rounds to itself with any noise.
+    buffer.put(i, finite && moves ? b : old, noise.template at<NoiseUse::first_state>(i));
     store(packed[i], finite ? u : kNan);
   };
   if (l2 == 0) {
@@ -41,18 +51,24 @@ void momentum(float* buffer, const float* gradient, const float* weight, T packe
     for (int64_t i = 0; i < count; ++i) one(i, gradient[i] * factor);
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) one(i, gradient[i] * factor + l2 * weight[i]);
+    for (int64_t i = 0; i < count; ++i) one(i, gradient[i] * factor + l2 * weight.get(i));
   }
 }
 
-template <class T, class Copy>
-void update(float* weight, const T* packed, int64_t count, float decay, float alpha, Copy copy) {
+template <class W, class T, class Copy>
+void update_piece(const UpdateSegment& s, int64_t b, int64_t e, W weight, const T* packed, Copy copy) {
+  with_noise<W::kDraws>(s.noise, b, e, [&](int64_t first, auto count, const Drawn<W::kDraws>& noise) {
+    const float decay = s.decay, alpha = s.alpha;
+    const W to = weight.from(first);
+    const T* from = packed + first;
+    const auto copies = copy + first;
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    const float w = decay * weight[i] + alpha * float(packed[i]);
-    weight[i] = w;
-    store(copy[i], w);
-  }
+    for (int64_t i = 0; i < count; ++i) {
+      const float w = decay * to.get(i) + alpha * float(from[i]);
+      to.put(i, w, noise.template at<NoiseUse::weight>(i));
+      store(copies[i], w);
+    }
+  });
 }
 
 template <class To, class From>
@@ -64,21 +80,33 @@ void convert(To* to, const From* from, int64_t count) {
   }
 }
 
+/// The elements [b, e) of a segment.
+template <class S, class W, class T>
+void momentum_piece(const MomentumSegment& s, int64_t b, int64_t e, S buffer, W weight, T packed,
+                    const Advance& advance) {
+  with_noise<S::kDraws>(s.noise, b, e, [&](int64_t i, auto n, const Drawn<S::kDraws>& noise) {
+    momentum(buffer.from(i), s.gradient + i, weight.from(i), packed + i, n, advance, noise);
+  });
+}
+
 void muon_momentum(ExecutionContext& ctx, const MuonMomentumArgs& a) {
+  const Advance advance{a.mu, a.l2, a.nesterov, !a.skip || *a.skip == 0, a.factor ? *a.factor : 1};
   with_payload(a.packed.dtype, [&](auto type) {
-    auto* packed = a.packed.as<decltype(type)>();
-    for_segments(ctx, a.segments,
-                 [=, mu = a.mu, l2 = a.l2, nesterov = a.nesterov, moves = !a.skip || *a.skip == 0,
-                  factor = a.factor ? *a.factor : 1](const MomentumSegment& s, int64_t b, int64_t e) {
-                   const float* weight = l2 == 0 ? nullptr : s.weight + b;
-                   if (s.at >= 0) {
-                     momentum(s.buffer + b, s.gradient + b, weight, packed + s.at + b, e - b, mu, l2,
-                              nesterov, moves, factor);
-                   } else {
-                     momentum(s.buffer + b, s.gradient + b, weight, NowhereAt{}, e - b, mu, l2, nesterov,
-                              moves, factor);
-                   }
-                 });
+    with_state(a.forms.state, [&](auto state) {
+      // Weights are read with l2 alone.
+      with_weights(a.l2 == 0 ? Master::f32 : a.forms.master, [&](auto weights) {
+        for_segments(
+            ctx, a.segments,
+            [=, packed = a.packed.as<decltype(type)>()](const MomentumSegment& s, int64_t b, int64_t e) {
+              const auto weight = weights(const_cast<void*>(s.weight), const_cast<uint16_t*>(s.low));
+              if (s.at >= 0) {
+                momentum_piece(s, b, e, state(s.buffer), weight, packed + s.at, advance);
+              } else {
+                momentum_piece(s, b, e, state(s.buffer), weight, NowhereAt{}, advance);
+              }
+            });
+      });
+    });
   });
 }
 
@@ -86,12 +114,19 @@ void muon_update(ExecutionContext& ctx, const MuonUpdateArgs& a) {
   if (a.skip && *a.skip != 0) return;
   with_payload(a.packed.dtype, [&](auto type) {
     const auto* packed = a.packed.as<decltype(type)>();
+    if (a.forms.master != Master::f32)
+      return with_weights(a.forms.master, [&](auto weights) {
+        for_segments(ctx, a.segments, [=](const UpdateSegment& s, int64_t b, int64_t e) {
+          update_piece(s, b, e, weights(s.weight, s.low), packed + s.at, NowhereAt{});
+        });
+      });
     with_payload(a.copy_dtype, [&]<class T>(T) {
       for_segments(ctx, a.segments, [=](const UpdateSegment& s, int64_t b, int64_t e) {
+        const InF32 weight{static_cast<float*>(s.weight)};
         if (s.copy != nullptr) {
-          update(s.weight + b, packed + s.at + b, e - b, s.decay, s.alpha, static_cast<T*>(s.copy) + b);
+          update_piece(s, b, e, weight, packed + s.at, static_cast<T*>(s.copy));
         } else {
-          update(s.weight + b, packed + s.at + b, e - b, s.decay, s.alpha, NowhereAt{});
+          update_piece(s, b, e, weight, packed + s.at, NowhereAt{});
         }
       });
     });
@@ -110,10 +145,11 @@ void copy_segments(ExecutionContext& ctx, const CopySegmentsArgs& a) {
   });
 }
 
-bool all_finite(const float* values, int64_t count) {
+template <class S>
+bool all_finite(S values, int64_t count) {
   int bad = 0;
 #pragma omp simd reduction(| : bad)
-  for (int64_t i = 0; i < count; ++i) bad |= !(std::abs(values[i]) <= std::numeric_limits<float>::max());
+  for (int64_t i = 0; i < count; ++i) bad |= !(std::abs(values.get(i)) <= std::numeric_limits<float>::max());
   return bad == 0;
 }
 
@@ -121,18 +157,21 @@ void check_finite(ExecutionContext& ctx, const CheckFiniteArgs& a) {
   if (a.skip && *a.skip != 0) return;
   constexpr auto kFine = static_cast<int32_t>(MatrixStatus::fine);
   // Threads may share a matrix, so its status is atomic. All of them write the same value.
-  for_segments(ctx, a.segments,
-               [found = static_cast<int32_t>(a.found)](const CheckedSegment& s, int64_t b, int64_t e) {
-                 int32_t fine = kFine;
-                 if (!all_finite(s.values + b, e - b))
-                   std::atomic_ref<int32_t>(*s.status).compare_exchange_strong(fine, found);
-               });
+  with_state(a.dtype, [&](auto values) {
+    for_segments(ctx, a.segments,
+                 [=, found = static_cast<int32_t>(a.found)](const CheckedSegment& s, int64_t b, int64_t e) {
+                   int32_t fine = kFine;
+                   if (!all_finite(values(s.values).from(b), e - b))
+                     std::atomic_ref<int32_t>(*s.status).compare_exchange_strong(fine, found);
+                 });
+  });
   if (!a.clears) return;
   std::vector<CheckedSegment> bad;
   for (const CheckedSegment& s : a.segments)
     if (s.count > 0 && *s.status != kFine) bad.push_back(s);
-  for_segments(ctx, bad,
-               [](const CheckedSegment& s, int64_t b, int64_t e) { std::fill_n(s.values + b, e - b, 0.0f); });
+  for_segments(ctx, bad, [size = size_of(a.dtype)](const CheckedSegment& s, int64_t b, int64_t e) {
+    std::memset(static_cast<char*>(s.values) + b * size, 0, static_cast<size_t>((e - b) * size));
+  });
 }
 
 }  // namespace

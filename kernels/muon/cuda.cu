@@ -3,6 +3,7 @@
 #include <cfloat>
 
 #include <sherd/kernels/device/cuda/segments.h>
+#include <sherd/kernels/rest/cuda_forms.h>
 
 // Single fp32 operations in the reference's order.
 
@@ -18,23 +19,29 @@ struct Momentum {
   __device__ bool nothing_to_do() const { return false; }  // messages are packed all the same
 };
 
-template <class T>
+template <class T, class S>
 struct MomentumOp {
   static constexpr int kVec = 4;
-  float* buffer;
-  const float *gradient, *weight;  // weight: null without l2
-  T* packed;                       // null: nothing is packed
+  static constexpr bool kDraws = S::kDraws;
+  S buffer;
+  ReadWeights weight;  // null without l2
+  const float* gradient;
+  T* packed;  // null: nothing is packed
+  KeptNoise<kDraws> noise;
 
-  Cover cover_of(int64_t count) const { return cover<kVec>(count, buffer, gradient, weight, packed); }
+  Cover cover_of(int64_t count) const {
+    return cover<kVec>(count, buffer.bound(), gradient, weight.whole_bound(), weight.bound(), weight.low,
+                       packed);
+  }
 
   template <int N>
   __device__ void run(int64_t i, const Momentum& m) const {
-    Vec<float, N> b = load<N>(buffer, i), g = load<N>(gradient, i);
+    Vec<float, N> b = buffer.template get<N>(i), g = load<N>(gradient, i);
     const float factor = m.factor == nullptr ? 1.0f : *m.factor;
 #pragma unroll
     for (int k = 0; k < N; ++k) g[k] = __fmul_rn(g[k], factor);
-    if (weight != nullptr) {
-      const Vec<float, N> w = load<N>(weight, i);
+    if (weight.high != nullptr) {
+      const Vec<float, N> w = weight.template get<N>(i);
 #pragma unroll
       for (int k = 0; k < N; ++k) g[k] = __fadd_rn(g[k], __fmul_rn(m.l2, w[k]));
     }
@@ -48,7 +55,8 @@ struct MomentumOp {
       if (finite && moves) b[k] = moved;
       put(out[k], finite ? ahead : nanf(""));
     }
-    store(buffer, i, b);
+    // A stored value rounds to itself with any noise.
+    buffer.put(i, b, noise.template draw<N>(i), NoiseUse::first_state);
     if (packed != nullptr) store(packed, i, out);
   }
 };
@@ -63,23 +71,27 @@ struct Nothing {
   __device__ bool nothing_to_do() const { return false; }
 };
 
-template <class T, class Copy>
+template <class T, class W, class Copy>
 struct UpdateOp {
   static constexpr int kVec = 4;
-  float* weight;
+  static constexpr bool kDraws = W::kDraws;
+  W weight;
   const T* packed;
   float decay, alpha;
   Copy* copy;  // may be null
+  KeptNoise<kDraws> noise;
 
-  Cover cover_of(int64_t count) const { return cover<kVec>(count, weight, packed, copy); }
+  Cover cover_of(int64_t count) const {
+    return cover<kVec>(count, weight.bound(), weight.low_bound(), packed, copy);
+  }
 
   template <int N>
   __device__ void run(int64_t i, const Update&) const {
-    Vec<float, N> w = load<N>(weight, i);
+    Vec<float, N> w = weight.template get<N>(i);
     const Vec<T, N> o = load<N>(packed, i);
 #pragma unroll
     for (int k = 0; k < N; ++k) w[k] = __fadd_rn(__fmul_rn(decay, w[k]), __fmul_rn(alpha, to_float(o[k])));
-    store(weight, i, w);
+    weight.put(i, w, noise.template draw<N>(i), NoiseUse::weight);
     if (copy == nullptr) return;
     Vec<Copy, N> c;
 #pragma unroll
@@ -119,16 +131,17 @@ struct FiniteCheck {
   __device__ bool nothing_to_do() const { return skip != nullptr && *skip != 0; }
 };
 
+template <class S>
 struct CheckOp {
   static constexpr int kVec = 4;
-  float* values;
+  S values;
   int32_t* status;
 
-  Cover cover_of(int64_t count) const { return cover<kVec>(count, values); }
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, values.bound()); }
 
   template <int N>
   __device__ void run(int64_t i, const FiniteCheck& c) const {
-    const Vec<float, N> v = load<N>(values, i);
+    const Vec<float, N> v = values.template get<N>(i);
     bool finite = true;
 #pragma unroll
     for (int k = 0; k < N; ++k) finite = finite && fabsf(v[k]) <= FLT_MAX;
@@ -137,12 +150,13 @@ struct CheckOp {
   }
 };
 
+template <class S>
 struct ClearOp {
   static constexpr int kVec = 4;
-  float* values;
+  S values;
   const int32_t* status;
 
-  Cover cover_of(int64_t count) const { return cover<kVec>(count, values); }
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, values.bound()); }
 
   template <int N>
   __device__ void run(int64_t i, const FiniteCheck& c) const {
@@ -150,7 +164,7 @@ struct ClearOp {
     Vec<float, N> zero;
 #pragma unroll
     for (int k = 0; k < N; ++k) zero[k] = 0;
-    store(values, i, zero);
+    values.put(i, zero, NoDraw{}, NoiseUse::weight);
   }
 };
 
@@ -158,9 +172,14 @@ void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
   const Momentum common{a.mu, 1 - a.mu, a.l2, a.nesterov, a.skip, a.factor};
   with_payload(a.packed.dtype, [&]<class T>(T) {
     T* packed = a.packed.as<T>();
-    for_segments<MomentumOp<T>>(context, "muon_momentum", a.segments, common, [&](const MomentumSegment& s) {
-      return MomentumOp<T>{s.buffer, s.gradient, a.l2 == 0 ? nullptr : s.weight,
-                           s.at < 0 ? nullptr : packed + s.at};
+    with_state(a.forms.state, [&](auto state) {
+      using Op = MomentumOp<T, decltype(state(nullptr))>;
+      for_segments<Op>(context, "muon_momentum", a.segments, common, [&](const MomentumSegment& s) {
+        ReadWeights weight;
+        if (a.l2 != 0) weight = {a.forms.master, const_cast<void*>(s.weight), const_cast<uint16_t*>(s.low)};
+        return Op{state(s.buffer), weight, s.gradient, s.at < 0 ? nullptr : packed + s.at,
+                  KeptNoise<Op::kDraws>{s.noise}};
+      });
     });
   });
 }
@@ -168,11 +187,23 @@ void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
 void muon_update(ExecutionContext& context, const MuonUpdateArgs& a) {
   with_payload(a.packed.dtype, [&]<class T>(T) {
     const T* packed = a.packed.as<T>();
-    with_payload(a.copy_dtype, [&]<class Copy>(Copy) {
-      using Op = UpdateOp<T, Copy>;
+    const auto run = [&](auto weights, auto copy) {
+      using Op = UpdateOp<T, decltype(weights(nullptr, nullptr)), decltype(copy)>;
       for_segments<Op>(context, "muon_update", a.segments, Update{a.skip}, [&](const UpdateSegment& s) {
-        return Op{s.weight, packed + s.at, s.decay, s.alpha, static_cast<Copy*>(s.copy)};
+        return Op{weights(s.weight, s.low),
+                  packed + s.at,
+                  s.decay,
+                  s.alpha,
+                  static_cast<decltype(copy)*>(s.copy),
+                  KeptNoise<Op::kDraws>{s.noise}};
       });
+    };
+    with_weights(a.forms.master, [&](auto weights) {
+      if constexpr (std::is_same_v<decltype(weights(nullptr, nullptr)), InF32>) {
+        with_payload(a.copy_dtype, [&](auto copy) { run(weights, copy); });
+      } else {
+        run(weights, float{});
+      }
     });
   });
 }
@@ -192,12 +223,15 @@ void copy_segments(ExecutionContext& context, const CopySegmentsArgs& a) {
 
 void check_finite(ExecutionContext& context, const CheckFiniteArgs& a) {
   const FiniteCheck common{a.skip, static_cast<int32_t>(MatrixStatus::fine), static_cast<int32_t>(a.found)};
-  for_segments<CheckOp>(context, "check_finite", a.segments, common, [](const CheckedSegment& s) {
-    return CheckOp{s.values, s.status};
-  });
-  if (!a.clears) return;
-  for_segments<ClearOp>(context, "check_finite", a.segments, common, [](const CheckedSegment& s) {
-    return ClearOp{s.values, s.status};
+  with_state(a.dtype, [&](auto values) {
+    using S = decltype(values(nullptr));
+    for_segments<CheckOp<S>>(context, "check_finite", a.segments, common, [&](const CheckedSegment& s) {
+      return CheckOp<S>{values(s.values), s.status};
+    });
+    if (!a.clears) return;
+    for_segments<ClearOp<S>>(context, "check_finite", a.segments, common, [&](const CheckedSegment& s) {
+      return ClearOp<S>{values(s.values), s.status};
+    });
   });
 }
 

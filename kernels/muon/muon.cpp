@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/kernels/rest/detail/check_forms.h>
 
 namespace sherd {
 namespace {
@@ -21,11 +22,11 @@ constexpr int64_t kFloat = sizeof(float);
 }  // namespace
 
 Work work_of(const Device&, const MuonMomentumArgs& a) {
-  return {.bytes = elements_of(a.segments) * (3 * kFloat + size_of(a.packed.dtype))};
+  return {.bytes = elements_of(a.segments) * (2 * size_of(a.forms.state) + kFloat + size_of(a.packed.dtype))};
 }
 
 Work work_of(const Device&, const MuonUpdateArgs& a) {
-  int64_t bytes = elements_of(a.segments) * (2 * kFloat + size_of(a.packed.dtype));
+  int64_t bytes = elements_of(a.segments) * (2 * bytes_of(a.forms.master) + size_of(a.packed.dtype));
   for (const UpdateSegment& s : a.segments)
     if (s.copy != nullptr) bytes += s.count * size_of(a.copy_dtype);
   return {.bytes = bytes};
@@ -35,7 +36,9 @@ Work work_of(const Device&, const CopySegmentsArgs& a) {
   return {.bytes = elements_of(a.segments) * (size_of(a.to.dtype) + size_of(a.from.dtype))};
 }
 
-Work work_of(const Device&, const CheckFiniteArgs& a) { return {.bytes = elements_of(a.segments) * kFloat}; }
+Work work_of(const Device&, const CheckFiniteArgs& a) {
+  return {.bytes = elements_of(a.segments) * size_of(a.dtype)};
+}
 
 }  // namespace sherd
 
@@ -55,17 +58,22 @@ void check_range(Check& check, const char* buffer, size_t segment, int64_t at, i
 }  // namespace
 
 void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegment> segments, float mu,
-                   bool nesterov, float l2, const Tensor& skip, const Tensor& factor) {
+                   bool nesterov, float l2, const Tensor& skip, const Tensor& factor,
+                   const RestForms& forms) {
   Check check("muon_momentum");
   check.dtype("packed", packed, kPayload).done();
   check_skip(check, skip);
   if (factor.defined()) check.dtype("factor", factor, DType::f32).count("factor", factor, 1);
+  check_state_dtype(check, forms.state);
+  // The pass reads weights, and rounds nothing but states.
+  const RestForms read{l2 != 0 && forms.master == Master::split ? Master::split : Master::f32, forms.state};
   for (size_t i = 0; i < segments.size(); ++i) {
     const MomentumSegment& m = segments[i];
     check_range(check, "packed", i, m.at == -1 ? 0 : m.at, m.at == -1 ? 0 : m.count, packed.numel());
     check.that(m.count >= 0, fmt::format("segment {}: count {} is negative", i, m.count));
     if (m.count > 0 && (!m.buffer || !m.gradient || (l2 != 0 && !m.weight)))
       check.that(false, fmt::format("segment {}: buffer, gradient or (with l2) weight is null", i));
+    if (m.count > 0) check_forms(check, i, read, m.low, m.noise);
   }
   check.done();
   require(mu >= 0 && mu <= 1, fmt::format("muon_momentum: mu {} must lie in [0, 1]", mu));
@@ -77,11 +85,12 @@ void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegm
                          nesterov,
                          l2,
                          pointer<int64_t>(skip),
-                         pointer<float>(factor)});
+                         pointer<float>(factor),
+                         forms});
 }
 
 void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed, const Tensor& skip,
-                 DType copy_dtype) {
+                 DType copy_dtype, const RestForms& forms) {
   Check check("muon_update");
   check.dtype("packed", packed, kPayload).done();
   check.that(copy_dtype == DType::f32 || copy_dtype == DType::bf16 || copy_dtype == DType::f16,
@@ -91,10 +100,15 @@ void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tenso
     check_range(check, "packed", i, segments[i].at, segments[i].count, packed.numel());
     if (segments[i].count > 0 && !segments[i].weight)
       check.that(false, fmt::format("segment {}: weight is null", i));
+    if (segments[i].count > 0)
+      check_forms(check, i, {forms.master, DType::f32}, segments[i].low, segments[i].noise);
+    check.that(forms.master == Master::f32 || segments[i].copy == nullptr,
+               fmt::format("segment {}: a copy beside weights in form {}", i, name_of(forms.master)));
   }
   check.done();
   queue(s, {"muon_update", WorkKind::optimizer}, kernels<MuonKernels>(s).muon_update,
-        MuonUpdateArgs{{segments.begin(), segments.end()}, ref(packed), pointer<int64_t>(skip), copy_dtype});
+        MuonUpdateArgs{
+            {segments.begin(), segments.end()}, ref(packed), pointer<int64_t>(skip), copy_dtype, forms});
 }
 
 void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<const CopySegment> segments) {
@@ -114,16 +128,18 @@ void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<co
 }
 
 void check_finite(Stream& s, std::span<const CheckedSegment> segments, MatrixStatus found, bool clears,
-                  const Tensor& skip) {
+                  const Tensor& skip, DType dtype) {
   Check check("check_finite");
   check_skip(check, skip);
+  check.that(dtype == DType::f32 || dtype == DType::bf16,
+             fmt::format("values are {}, must be f32 or bf16", name_of(dtype)));
   check_counts(check, segments);
   for (size_t i = 0; i < segments.size(); ++i)
     check.that(segments[i].count <= 0 || (segments[i].values && segments[i].status),
                fmt::format("segment {}: values or status is null", i));
   check.done();
   queue(s, {"check_finite", WorkKind::optimizer}, kernels<MuonKernels>(s).check_finite,
-        CheckFiniteArgs{{segments.begin(), segments.end()}, found, clears, pointer<int64_t>(skip)});
+        CheckFiniteArgs{{segments.begin(), segments.end()}, found, clears, pointer<int64_t>(skip), dtype});
 }
 
 }  // namespace sherd::ops

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include <sherd/kernels/device/reference/access.h>
+#include <sherd/kernels/rest/detail/reference_forms.h>
 
 namespace sherd::reference {
 namespace {
@@ -16,15 +16,17 @@ void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
   const bool moves = !a.skip || *a.skip == 0;
   const float factor = a.factor ? *a.factor : 1;
   for (const MomentumSegment& s : a.segments) {
+    const StateAt buffer{{s.buffer, a.forms.state}};
+    const WeightsAt weights{a.forms.master, const_cast<void*>(s.weight), const_cast<uint16_t*>(s.low)};
     for (int64_t i = 0; i < s.count; ++i) {
       const float scaled = s.gradient[i] * factor;
-      const float g = a.l2 == 0 ? scaled : scaled + a.l2 * s.weight[i];
+      const float g = a.l2 == 0 ? scaled : scaled + a.l2 * weights.get(i);
       if (!std::isfinite(g)) {
         if (s.at >= 0) put(a.packed, s.at + i, std::numeric_limits<double>::quiet_NaN());
         continue;
       }
-      const float moved = s.buffer[i] + rate * (g - s.buffer[i]);
-      if (moves) s.buffer[i] = moved;
+      const float old = buffer.get(i), moved = old + rate * (g - old);
+      if (moves) buffer.put(i, moved, s.noise, NoiseUse::first_state);
       if (s.at >= 0) put(a.packed, s.at + i, a.nesterov ? g + a.mu * (moved - g) : moved);
     }
   }
@@ -32,11 +34,14 @@ void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
 
 void muon_update(ExecutionContext&, const MuonUpdateArgs& a) {
   if (a.skip && *a.skip != 0) return;
-  for (const UpdateSegment& s : a.segments)
+  for (const UpdateSegment& s : a.segments) {
+    const WeightsAt weights{a.forms.master, s.weight, s.low};
     for (int64_t i = 0; i < s.count; ++i) {
-      s.weight[i] = s.decay * s.weight[i] + s.alpha * static_cast<float>(get(a.packed, s.at + i));
-      if (s.copy != nullptr) put({s.copy, a.copy_dtype}, i, s.weight[i]);
+      const float w = s.decay * weights.get(i) + s.alpha * static_cast<float>(get(a.packed, s.at + i));
+      weights.put(i, w, s.noise);
+      if (s.copy != nullptr) put({s.copy, a.copy_dtype}, i, w);
     }
+  }
 }
 
 void copy_segments(ExecutionContext&, const CopySegmentsArgs& a) {
@@ -49,9 +54,10 @@ void check_finite(ExecutionContext&, const CheckFiniteArgs& a) {
   const auto fine = static_cast<int32_t>(MatrixStatus::fine);
   for (const CheckedSegment& s : a.segments)
     for (int64_t i = 0; i < s.count; ++i)
-      if (!std::isfinite(s.values[i]) && *s.status == fine) *s.status = static_cast<int32_t>(a.found);
+      if (!std::isfinite(get({s.values, a.dtype}, i)) && *s.status == fine)
+        *s.status = static_cast<int32_t>(a.found);
   for (const CheckedSegment& s : a.segments)
-    if (a.clears && s.count > 0 && *s.status != fine) std::fill_n(s.values, s.count, 0.0f);
+    for (int64_t i = 0; a.clears && *s.status != fine && i < s.count; ++i) put({s.values, a.dtype}, i, 0);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/kernels/rest/cpu_forms.h>
 
 namespace sherd::cpu {
 namespace {
@@ -43,13 +44,18 @@ void add_squares(const float* x, int64_t count, int64_t* record) {
   }
 }
 
+float moment_of(const RowSegment& s, int64_t i) {
+  if (s.dtype == DType::f32) return static_cast<const float*>(s.moment)[i];
+  return static_cast<float>(static_cast<const bf16*>(s.moment)[i]);
+}
+
 void row_records(ExecutionContext& ctx, const RowRecordsArgs& a) {
   for (const RowSegment& s : a.segments)
     for_rows(ctx, s, [&](int64_t row, int64_t begin, int64_t count) {
       int64_t* const record = a.records + row * RowRecord::kWords;
       add_squares(s.x + begin, count, record);
       if (s.begins_rows && (s.first + begin) % s.cols == 0)
-        record[RowRecord::kMoment] += std::bit_cast<uint32_t>(s.moment[begin]);
+        record[RowRecord::kMoment] += std::bit_cast<uint32_t>(moment_of(s, begin));
     });
 }
 
@@ -61,7 +67,14 @@ void scale_rows(ExecutionContext& ctx, const ScaleRowsArgs& a) {
       const float scale = a.scales[row];
 #pragma omp simd
       for (int64_t i = 0; i < count; ++i) x[i] *= scale;
-      if (moves) std::fill_n(s.moment + begin, count, a.moments[row]);
+      if (!moves) return;
+      if (s.dtype == DType::f32) {
+        std::fill_n(static_cast<float*>(s.moment) + begin, count, a.moments[row]);
+        return;
+      }
+      const int64_t matrix_row = (s.first + begin) / s.cols;
+      std::fill_n(static_cast<bf16*>(s.moment) + begin, count,
+                  rounded(a.moments[row], noise_at(s.noise, matrix_row, NoiseUse::second_state)));
     });
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <sherd/kernels/device/cuda/vector.h>
+#include <sherd/kernels/rest/cuda_forms.h>
 
 // A warp takes a row's part in a segment. Records are sums of integers, so no order shows; what follows from
 // them is double arithmetic whose order depends on the matrix's rows alone.
@@ -12,7 +12,7 @@ namespace {
 
 using Word = unsigned long long;  // what atomicAdd takes
 
-constexpr int kRowSegments = 40, kThreads = 256, kWarps = kThreads / 32, kMatrices = 64;
+constexpr int kRowSegments = 30, kThreads = 256, kWarps = kThreads / 32, kMatrices = 64;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 /// Segments of a launch, by value.
@@ -36,6 +36,11 @@ __device__ void for_parts(const RowBatch& batch, const F& f) {
   }
 }
 
+__device__ float moment_of(const RowSegment& s, int64_t i) {
+  if (s.dtype == DType::f32) return static_cast<const float*>(s.moment)[i];
+  return __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t*>(s.moment)[i]) << 16);
+}
+
 __global__ void __launch_bounds__(kThreads)
     add_records(const __grid_constant__ RowBatch batch, int64_t* records) {
   const unsigned lane = threadIdx.x % 32;
@@ -57,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
       if (lane == 0 && digits[d] != 0) atomicAdd(&record[d], digits[d]);
     }
     if (lane == 0 && s.begins_rows && (s.first + begin) % s.cols == 0)
-      atomicAdd(&record[RowRecord::kMoment], Word{__float_as_uint(s.moment[begin])});
+      atomicAdd(&record[RowRecord::kMoment], Word{__float_as_uint(moment_of(s, begin))});
   });
 }
 
@@ -105,9 +110,16 @@ __global__ void __launch_bounds__(kThreads)
   const bool moves = skip == nullptr || *skip == 0;
   for_parts(batch, [&](const RowSegment& s, int64_t row, int64_t begin, int64_t end) {
     const float scale = scales[row], moment = moments[row];
+    for (int64_t i = begin + threadIdx.x % 32; i < end; i += 32) s.x[i] = __fmul_rn(s.x[i], scale);
+    if (!moves) return;
+    uint16_t bits = 0;
+    if (s.dtype == DType::bf16)
+      bits = rounded_bits(moment, Draw<1>(s.noise, (s.first + begin) / s.cols).at(NoiseUse::second_state, 0));
     for (int64_t i = begin + threadIdx.x % 32; i < end; i += 32) {
-      s.x[i] = __fmul_rn(s.x[i], scale);
-      if (moves) s.moment[i] = moment;
+      if (s.dtype == DType::f32)
+        static_cast<float*>(s.moment)[i] = moment;
+      else
+        static_cast<uint16_t*>(s.moment)[i] = bits;
     }
   });
 }

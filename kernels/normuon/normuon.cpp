@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/kernels/rest/detail/check_forms.h>
 
 namespace sherd::ops {
 
@@ -19,6 +20,8 @@ void check_rows(Check& check, std::span<const RowSegment> segments, int64_t rows
     const RowSegment& r = segments[i];
     if (r.count <= 0) continue;
     check.that(r.x && r.moment, fmt::format("segment {}: x or moment is null", i));
+    check_state_dtype(check, r.dtype);
+    check_forms(check, i, {Master::f32, r.dtype}, nullptr, r.noise);
     const bool sound = r.cols > 0 && r.first >= 0 && r.row >= 0;
     check.that(sound && r.row + (r.first + r.count - 1) / r.cols < rows,
                fmt::format("segment {}: {} elements at {} of {} columns, rows from {}, leave the {} rows", i,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/rest/rest.h>
 
 namespace sherd {
 
@@ -25,14 +26,17 @@ struct RowRecord {
 
 /// `count` elements of a matrix of `cols` columns.
 struct RowSegment {
-  float* x = nullptr;       // orthogonalized
-  float* moment = nullptr;  // the second moment, the same value along a row
+  float* x = nullptr;      // orthogonalized
+  void* moment = nullptr;  // the second moment, the same value along a row, f32 or bf16
   int64_t count = 0;
   int64_t first = 0;  // the place of x[0]: row first / cols, column first % cols
   int64_t cols = 1;
   int64_t row = 0;  // the record and the result of the matrix's row 0
   /// False where the matrix is a range of columns of a larger one that does not begin its rows.
   bool begins_rows = true;
+  DType dtype = DType::f32;  // of moment
+  /// Read where moment is bf16. Element i of the noise is row i of the matrix.
+  Noise noise = {};
 };
 
 /// One matrix, whole: its rows' records and results begin at `row`; `target` is the Frobenius norm of the
@@ -84,7 +88,8 @@ void row_records(Stream& s, const Tensor& records, std::span<const RowSegment> s
 /// and zeros where F is zero. scales and moments: f32 [rows].
 void row_scales(Stream& s, const Tensor& scales, const Tensor& moments, const Tensor& records,
                 std::span<const RowMatrix> matrices, double beta2, double eps);
-/// x *= scales[row], and moment = moments[row] unless skip (i64 [1], may be undefined) is other than 0.
+/// x *= scales[row], and moment = moments[row], rounded as it is stored (rest.h), unless skip (i64 [1], may be undefined) is other
+/// than 0.
 void scale_rows(Stream& s, std::span<const RowSegment> segments, const Tensor& scales, const Tensor& moments,
                 const Tensor& skip = {});
 

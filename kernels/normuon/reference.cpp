@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include <sherd/kernels/device/reference/access.h>
+#include <sherd/kernels/rest/detail/reference_forms.h>
 
 namespace sherd::reference {
 namespace {
@@ -35,7 +35,7 @@ void row_records(ExecutionContext&, const RowRecordsArgs& a) {
         }
       }
       if (s.begins_rows && (s.first + begin) % s.cols == 0)
-        record[RowRecord::kMoment] += std::bit_cast<uint32_t>(s.moment[begin]);
+        record[RowRecord::kMoment] += std::bit_cast<uint32_t>(StateAt{{s.moment, s.dtype}}.get(begin));
     });
   }
 }
@@ -70,7 +70,14 @@ void scale_rows(ExecutionContext&, const ScaleRowsArgs& a) {
   for (const RowSegment& s : a.segments) {
     for_rows(s, [&](int64_t row, int64_t begin, int64_t count) {
       for (int64_t i = begin; i < begin + count; ++i) s.x[i] *= a.scales[row];
-      if (moves) std::fill_n(s.moment + begin, count, a.moments[row]);
+      const int64_t matrix_row = (s.first + begin) / s.cols;
+      for (int64_t i = begin; moves && i < begin + count; ++i) {
+        // The same noise along the row, for the same value.
+        float moment = a.moments[row];
+        if (s.dtype == DType::bf16)
+          moment = static_cast<float>(rounded(moment, noise_at(s.noise, matrix_row, NoiseUse::second_state)));
+        put({s.moment, s.dtype}, i, moment);
+      }
     });
   }
 }

@@ -4,6 +4,7 @@
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/segments.h>
+#include <sherd/kernels/rest/cpu_forms.h>
 
 namespace sherd::cpu {
 namespace {
@@ -18,51 +19,104 @@ struct Step {
 /// copy[i] = w, for types of copies that are there.
 struct NoCopy {
   void put(int64_t, float) const {}
+  NoCopy from(int64_t) const { return {}; }
 };
 template <class T>
 struct CopyTo {
   T* to;
   void put(int64_t i, float w) const { store(to[i], w); }
+  CopyTo from(int64_t i) const { return {to + i}; }
 };
 
-template <class Copy>
-void update(float* w, float* m, float* v, const float* g, int64_t count, const Step& step, Copy copy) {
+struct Element {
+  float w, m, v;
+};
+inline Element updated(const Step& s, float w, float m, float v, float gradient) {
+  const float g = gradient * s.factor;
+  const float mi = m + s.weight1 * (g - m);
+  const float vi = s.beta2 * v + s.weight2 * g * g;
+  return {w * s.decay - s.step * mi / (std::sqrt(vi) / s.root_bias2 + s.eps), mi, vi};
+}
+
+template <class W, class S, class N, class Copy, class Noise>
+void update(W w, S m, S v, const float* g, N count, const Step& step, Copy copy, Noise noise) {
   const Step s = step;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    const float gi = g[i] * s.factor;
-    const float mi = m[i] + s.weight1 * (gi - m[i]);
-    const float vi = s.beta2 * v[i] + s.weight2 * gi * gi;
-    const float wi = w[i] * s.decay - s.step * mi / (std::sqrt(vi) / s.root_bias2 + s.eps);
-    m[i] = mi;
-    v[i] = vi;
-    w[i] = wi;
-    copy.put(i, wi);
+    const Element e = updated(s, w.get(i), m.get(i), v.get(i), g[i]);
+    m.put(i, e.m, noise.template at<NoiseUse::first_state>(i));
+    v.put(i, e.v, noise.template at<NoiseUse::second_state>(i));
+    w.put(i, e.w, noise.template at<NoiseUse::weight>(i));
+    copy.put(i, e.w);
   }
+}
+
+/// The same of an even number of elements that are all in bf16.
+template <int64_t kCount>
+void update(InBf16 w, InBf16 m, InBf16 v, const float* g, std::integral_constant<int64_t, kCount>,
+            const Step& step, NoCopy, Drawn<true> noise) {
+  const Step s = step;
+  Pair *const ws = w.pairs(), *const ms = m.pairs(), *const vs = v.pairs();
+  const Pair *const for_w = noise.pairs(NoiseUse::weight), *const for_m = noise.pairs(NoiseUse::first_state),
+                    *const for_v = noise.pairs(NoiseUse::second_state);
+#pragma omp simd
+  for (int64_t i = 0; i < kCount / 2; ++i) {
+    const Element a = updated(s, first_of(ws[i]), first_of(ms[i]), first_of(vs[i]), g[2 * i]),
+                  b = updated(s, second_of(ws[i]), second_of(ms[i]), second_of(vs[i]), g[2 * i + 1]);
+    ws[i] = rounded_pair(a.w, b.w, for_w[i]);
+    ms[i] = rounded_pair(a.m, b.m, for_m[i]);
+    vs[i] = rounded_pair(a.v, b.v, for_v[i]);
+  }
+}
+
+/// The elements [b, e) of a segment.
+template <class W, class S, class Copy>
+void update_piece(const AdamWSegment& s, int64_t b, int64_t e, const Step& step, W w, S m, S v, Copy copy) {
+  constexpr bool kDraws = W::kDraws || S::kDraws;
+  with_noise<kDraws>(s.noise, b, e, [&](int64_t i, auto n, const Drawn<kDraws>& noise) {
+    update(w.from(i), m.from(i), v.from(i), s.g + i, n, step, copy.from(i), noise);
+  });
+}
+
+/// Calls f(segment, begin, end, its factors) for pieces of all segments.
+template <class F>
+void for_updates(ExecutionContext& ctx, const AdamWArgs& a, F f) {
+  const Step all{.decay = 1,
+                 .weight1 = static_cast<float>(1 - a.beta1),
+                 .beta2 = static_cast<float>(a.beta2),
+                 .weight2 = static_cast<float>(1 - a.beta2),
+                 .step = 0,
+                 .root_bias2 = 1,
+                 .eps = static_cast<float>(a.eps),
+                 .factor = a.factor ? *a.factor : 1};
+  for_segments(ctx, a.segments, [&](const AdamWSegment& s, int64_t b, int64_t e) {
+    const AdamWBias bias = a.biases ? a.biases[s.bias] : a.bias;
+    Step step = all;
+    step.decay = static_cast<float>(1 - a.lr * s.weight_decay);
+    step.step = bias.step_size;
+    step.root_bias2 = bias.root;
+    f(s, b, e, step);
+  });
 }
 
 void adamw(ExecutionContext& ctx, const AdamWArgs& a) {
   if (a.skip && *a.skip != 0) return;
-  Step all{.decay = 1,
-           .weight1 = static_cast<float>(1 - a.beta1),
-           .beta2 = static_cast<float>(a.beta2),
-           .weight2 = static_cast<float>(1 - a.beta2),
-           .step = 0,
-           .root_bias2 = 1,
-           .eps = static_cast<float>(a.eps),
-           .factor = a.factor ? *a.factor : 1};
-  with_payload(a.copy_dtype, [&]<class T>(T) {
-    for_segments(ctx, a.segments, [&](const AdamWSegment& s, int64_t b, int64_t e) {
-      const AdamWBias bias = a.biases ? a.biases[s.bias] : a.bias;
-      Step step = all;
-      step.decay = static_cast<float>(1 - a.lr * s.weight_decay);
-      step.step = bias.step_size;
-      step.root_bias2 = bias.root;
-      if (s.copy) {
-        update(s.w + b, s.m + b, s.v + b, s.g + b, e - b, step, CopyTo<T>{static_cast<T*>(s.copy) + b});
-      } else {
-        update(s.w + b, s.m + b, s.v + b, s.g + b, e - b, step, NoCopy{});
-      }
+  with_state(a.forms.state, [&](auto state) {
+    if (a.forms.master == Master::f32)
+      return with_payload(a.copy_dtype, [&]<class T>(T) {
+        for_updates(ctx, a, [=](const AdamWSegment& s, int64_t b, int64_t e, const Step& step) {
+          const InF32 w{static_cast<float*>(s.w)};
+          if (s.copy) {
+            update_piece(s, b, e, step, w, state(s.m), state(s.v), CopyTo<T>{static_cast<T*>(s.copy)});
+          } else {
+            update_piece(s, b, e, step, w, state(s.m), state(s.v), NoCopy{});
+          }
+        });
+      });
+    with_weights(a.forms.master, [&](auto weights) {
+      for_updates(ctx, a, [=](const AdamWSegment& s, int64_t b, int64_t e, const Step& step) {
+        update_piece(s, b, e, step, weights(s.w, s.low), state(s.m), state(s.v), NoCopy{});
+      });
     });
   });
 }

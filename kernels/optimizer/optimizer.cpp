@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/kernels/rest/detail/check_forms.h>
 
 namespace sherd {
 namespace {
@@ -25,10 +26,10 @@ AdamWBias adamw_bias(double lr, double beta1, double beta2, int64_t step) {
 
 // Weights and two states are read and written, gradients read, copies written.
 Work work_of(const Device&, const AdamWArgs& a) {
+  const int64_t each = 2 * bytes_of(a.forms.master) + 4 * size_of(a.forms.state) + size_of(DType::f32);
   int64_t bytes = 0;
   for (const AdamWSegment& s : a.segments)
-    bytes +=
-        s.count * (7 * static_cast<int64_t>(sizeof(float)) + (s.copy != nullptr ? size_of(a.copy_dtype) : 0));
+    bytes += s.count * (each + (s.copy != nullptr ? size_of(a.copy_dtype) : 0));
   return {.bytes = bytes};
 }
 
@@ -73,15 +74,16 @@ void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const T
 void adamw_count(Stream& s, const Tensor& steps, const Tensor& biases, const AdamWRates& rates,
                  const Tensor& skip) {
   Check check("adamw_count");
-  check.dtype("steps", steps, DType::f32).dtype("biases", biases, DType::f32);
-  if (steps.defined()) check.shape("biases", biases, {steps.numel(), 2});
+  check.dtype("steps", steps, DType::f32);
+  if (biases.defined()) check.dtype("biases", biases, DType::f32);
+  if (steps.defined() && biases.defined()) check.shape("biases", biases, {steps.numel(), 2});
   check_skip(check, skip);
   check.done();
   check_rates(rates.lr, rates.beta1, rates.beta2, rates.eps);
   queue(s, {"adamw_count", WorkKind::optimizer}, kernels<OptimizerKernels>(s).adamw_count,
         AdamWCountArgs{.count = steps.numel(),
                        .steps = steps.data<float>(),
-                       .biases = static_cast<AdamWBias*>(biases.raw()),
+                       .biases = biases.defined() ? static_cast<AdamWBias*>(biases.raw()) : nullptr,
                        .lr = rates.lr,
                        .beta1 = rates.beta1,
                        .beta2 = rates.beta2,
@@ -89,7 +91,7 @@ void adamw_count(Stream& s, const Tensor& steps, const Tensor& biases, const Ada
 }
 
 void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& rates, const Tensor& biases,
-           DType copy_dtype, const Tensor& skip, const Tensor& factor) {
+           DType copy_dtype, const Tensor& skip, const Tensor& factor, const RestForms& forms) {
   Check check("adamw");
   check.dims("biases", biases, 2).dtype("biases", biases, DType::f32);
   check.that(biases.size(1) == 2,
@@ -99,10 +101,14 @@ void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& 
   check_skip(check, skip);
   if (factor.defined()) check.dtype("factor", factor, DType::f32).count("factor", factor, 1);
   check_counts(check, segments);
+  check_state_dtype(check, forms.state);
   for (size_t i = 0; i < segments.size(); ++i) {
     const AdamWSegment& a = segments[i];
     if (a.count <= 0) continue;
     check.that(a.w && a.m && a.v && a.g, fmt::format("segment {}: w, m, v or g is null", i));
+    check_forms(check, i, forms, a.low, a.noise);
+    check.that(forms.master == Master::f32 || a.copy == nullptr,
+               fmt::format("segment {}: a copy beside weights in form {}", i, name_of(forms.master)));
     check.that(a.bias >= 0 && a.bias < biases.size(0),
                fmt::format("segment {}: bias {} of {}", i, a.bias, biases.size(0)));
   }
@@ -118,7 +124,8 @@ void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& 
                   .biases = static_cast<const AdamWBias*>(biases.raw()),
                   .bias = {},
                   .skip = pointer<int64_t>(skip),
-                  .factor = pointer<float>(factor)});
+                  .factor = pointer<float>(factor),
+                  .forms = forms});
 }
 
 }  // namespace sherd::ops

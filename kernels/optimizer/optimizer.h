@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/rest/rest.h>
 
 namespace sherd {
 
@@ -25,30 +26,35 @@ AdamWBias adamw_bias(double lr, double beta1, double beta2, int64_t step);
 /// null. Other than 0, the pass leaves everything as it was: the step's gradients are not finite somewhere.
 struct AdamWCountArgs {
   int64_t count = 0;
-  float* steps = nullptr;  // whole numbers; they stay at 2^24, where a bias correction is long 1
-  AdamWBias* biases = nullptr;
+  float* steps = nullptr;       // whole numbers; they stay at 2^24, where a bias correction is long 1
+  AdamWBias* biases = nullptr;  // may be null
   double lr = 0, beta1 = 0, beta2 = 0;
   const int64_t* skip = nullptr;
 };
 
 /// A piece of an AdamW pass.
 struct AdamWSegment {
-  float* w = nullptr;
-  float* m = nullptr;
-  float* v = nullptr;
+  void* w = nullptr;  // of the pass's form
+  void* m = nullptr;  // of the pass's dtype of states
+  void* v = nullptr;
   const float* g = nullptr;
-  /// Receives w, rounded once to the pass's dtype of copies; may be null.
+  /// Receives w, rounded once to the pass's dtype of copies; may be null, and is unless the form is f32.
   void* copy = nullptr;
   int64_t count = 0;
   double weight_decay = 0;
   /// Index of its bias correction among the pass's.
   int64_t bias = 0;
+  /// Low halves of w where the form is split.
+  uint16_t* low = nullptr;
+  /// Read where a form of the pass is rounded.
+  Noise noise = {};
 };
 
 /// Decoupled AdamW (Loshchilov & Hutter 2019) with PyTorch's order of operations, per element:
 ///   w *= 1 - lr*weight_decay; m += (1-beta1)*(g-m); v = beta2*v + (1-beta2)*g*g;
 ///   w -= step_size * m / (sqrt(v)/root + eps).
-/// copy_dtype (f32, bf16 or f16) is that of the segments' copies. Without `biases` (device memory) `bias`
+/// m, v and w are rounded as they are stored (rest.h); the update of w has m and v before that. copy_dtype (f32, bf16 or f16) is that of
+/// the segments' copies. Without `biases` (device memory) `bias`
 /// holds for all. Gradients count times *factor (device memory; null: 1), each product rounded to fp32.
 struct AdamWArgs {
   std::vector<AdamWSegment> segments;
@@ -58,6 +64,7 @@ struct AdamWArgs {
   AdamWBias bias{};
   const int64_t* skip = nullptr;
   const float* factor = nullptr;
+  RestForms forms = {};
 };
 
 Work work_of(const Device& device, const AdamWArgs& a);
@@ -90,14 +97,15 @@ struct AdamWRates {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
 };
 /// Counts a step of each parameter (steps f32 [n], whole numbers) and works out its bias corrections for
-/// adamw(): biases f32 [n, 2].
+/// adamw(): biases f32 [n, 2]; undefined: it counts alone.
 void adamw_count(Stream& s, const Tensor& steps, const Tensor& biases, const AdamWRates& rates,
                  const Tensor& skip = {});
 /// One pass over all segments, AdamWSegment::bias being a row of biases; copies are of `copy_dtype`. Gradients count times
 /// `factor` (f32 [1]; undefined: 1), with the bits of ops::scale_by() before.
 /// @throws ShapeMismatch naming every segment that lacks a pointer or names a row that is not there.
 void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& rates, const Tensor& biases,
-           DType copy_dtype = DType::f32, const Tensor& skip = {}, const Tensor& factor = {});
+           DType copy_dtype = DType::f32, const Tensor& skip = {}, const Tensor& factor = {},
+           const RestForms& forms = {});
 
 }  // namespace ops
 }  // namespace sherd

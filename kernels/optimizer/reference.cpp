@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <sherd/kernels/device/reference/access.h>
+#include <sherd/kernels/rest/detail/reference_forms.h>
 
 namespace sherd::reference {
 namespace {
@@ -15,7 +15,7 @@ void adamw_count(ExecutionContext&, const AdamWCountArgs& a) {
   if (a.skip && *a.skip != 0) return;
   for (int64_t i = 0; i < a.count; ++i) {
     a.steps[i] = std::min(a.steps[i] + 1, 0x1p24f);
-    a.biases[i] = adamw_bias(a.lr, a.beta1, a.beta2, static_cast<int64_t>(a.steps[i]));
+    if (a.biases) a.biases[i] = adamw_bias(a.lr, a.beta1, a.beta2, static_cast<int64_t>(a.steps[i]));
   }
 }
 
@@ -29,13 +29,18 @@ void adamw(ExecutionContext&, const AdamWArgs& a) {
   for (const AdamWSegment& s : a.segments) {
     const AdamWBias bias = a.biases ? a.biases[s.bias] : a.bias;
     const float decay = static_cast<float>(1 - a.lr * s.weight_decay);
+    const WeightsAt weights{a.forms.master, s.w, s.low};
+    const StateAt firsts{{s.m, a.forms.state}}, seconds{{s.v, a.forms.state}};
     for (int64_t i = 0; i < s.count; ++i) {
       const float g = s.g[i] * factor;
-      s.w[i] = s.w[i] * decay;
-      s.m[i] = s.m[i] + weight1 * (g - s.m[i]);
-      s.v[i] = beta2 * s.v[i] + weight2 * g * g;
-      s.w[i] = s.w[i] - bias.step_size * s.m[i] / (std::sqrt(s.v[i]) / bias.root + eps);
-      if (s.copy != nullptr) put({s.copy, a.copy_dtype}, i, s.w[i]);
+      float w = weights.get(i) * decay, m = firsts.get(i), v = seconds.get(i);
+      m = m + weight1 * (g - m);
+      v = beta2 * v + weight2 * g * g;
+      w = w - bias.step_size * m / (std::sqrt(v) / bias.root + eps);
+      firsts.put(i, m, s.noise, NoiseUse::first_state);
+      seconds.put(i, v, s.noise, NoiseUse::second_state);
+      weights.put(i, w, s.noise);
+      if (s.copy != nullptr) put({s.copy, a.copy_dtype}, i, w);
     }
   }
 }

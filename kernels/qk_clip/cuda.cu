@@ -1,6 +1,7 @@
 #include <sherd/kernels/qk_clip/qk_clip.h>
 
 #include <sherd/kernels/device/cuda/segments.h>
+#include <sherd/kernels/rest/cuda_forms.h>
 
 // The same fp32 operations as the reference, each rounded by itself.
 
@@ -31,21 +32,24 @@ struct Nothing {
   __device__ bool nothing_to_do() const { return false; }
 };
 
+template <class W>
 struct ScaleHead {
   static constexpr int kVec = 4;
-  float* x;
+  static constexpr bool kDraws = W::kDraws;
+  W x;
   const float* factor;
+  KeptNoise<kDraws> noise;
 
-  Cover cover_of(int64_t count) const { return cover<kVec>(count, x); }
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, x.bound(), x.low_bound()); }
 
   template <int N>
   __device__ void run(int64_t i, const Nothing&) const {
     const float f = *factor;
     if (f == 1) return;
-    Vec<float, N> v = load<N>(x, i);
+    Vec<float, N> v = x.template get<N>(i);
 #pragma unroll
     for (int k = 0; k < N; ++k) v[k] = __fmul_rn(v[k], f);
-    store(x, i, v);
+    x.put(i, v, noise.template draw<N>(i), NoiseUse::weight);
   }
 };
 
@@ -53,9 +57,12 @@ void qk_clip_factors(ExecutionContext& context, const QkClipArgs& a) {
   launch(context, "qk_clip_factors", find_factors, Grid{dim3(blocks_of(a.kv_heads, 128, 132)), dim3(128)}, a);
 }
 
-void scale_heads(ExecutionContext& context, const std::vector<HeadScaleSegment>& segments) {
-  for_segments<ScaleHead>(context, "scale_heads", segments, Nothing{}, [](const HeadScaleSegment& s) {
-    return ScaleHead{s.x, s.factor};
+void scale_heads(ExecutionContext& context, const HeadScaleArgs& a) {
+  with_weights(a.form, [&](auto weights) {
+    using Op = ScaleHead<decltype(weights(nullptr, nullptr))>;
+    for_segments<Op>(context, "scale_heads", a.segments, Nothing{}, [&](const HeadScaleSegment& s) {
+      return Op{weights(s.x, s.low), s.factor, KeptNoise<Op::kDraws>{s.noise}};
+    });
   });
 }
 

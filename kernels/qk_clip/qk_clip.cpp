@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/kernels/rest/detail/check_forms.h>
 
 namespace sherd::ops {
 
@@ -26,15 +27,17 @@ void qk_clip_factors(Stream& s, const Tensor& query, const Tensor& key, const Te
                    query.data<float>(), key.data<float>(), pointer<int64_t>(skip)});
 }
 
-void scale_heads(Stream& s, std::span<const HeadScaleSegment> segments) {
+void scale_heads(Stream& s, std::span<const HeadScaleSegment> segments, Master form) {
   Check check("scale_heads");
   check_counts(check, segments);
-  for (size_t i = 0; i < segments.size(); ++i)
-    check.that(segments[i].count <= 0 || (segments[i].x && segments[i].factor),
-               fmt::format("segment {}: x or factor is null", i));
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i].count <= 0) continue;
+    check.that(segments[i].x && segments[i].factor, fmt::format("segment {}: x or factor is null", i));
+    check_forms(check, i, {form, DType::f32}, segments[i].low, segments[i].noise);
+  }
   check.done();
   queue(s, {"scale_heads", WorkKind::optimizer}, kernels<QkClipKernels>(s).scale_heads,
-        {segments.begin(), segments.end()});
+        HeadScaleArgs{{segments.begin(), segments.end()}, form});
 }
 
 }  // namespace sherd::ops

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/rest/rest.h>
 
 namespace sherd {
 
@@ -26,9 +27,16 @@ struct QkClipArgs {
 
 /// A piece that is multiplied by a number in device memory of its own.
 struct HeadScaleSegment {
-  float* x = nullptr;
+  void* x = nullptr;  // weights of the pass's form
   int64_t count = 0;
   const float* factor = nullptr;
+  uint16_t* low = nullptr;  // low halves of x where the form is split
+  Noise noise = {};         // read where x is rounded; another key than the update's
+};
+
+struct HeadScaleArgs {
+  std::vector<HeadScaleSegment> segments;
+  Master form = Master::f32;
 };
 
 struct QkClipKernels {
@@ -38,7 +46,7 @@ struct QkClipKernels {
   static const QkClipKernels* cuda();
 
   void (*qk_clip_factors)(ExecutionContext&, const QkClipArgs&);
-  void (*scale_heads)(ExecutionContext&, const std::vector<HeadScaleSegment>&);
+  void (*scale_heads)(ExecutionContext&, const HeadScaleArgs&);
 };
 
 namespace ops {
@@ -49,7 +57,7 @@ void qk_clip_factors(Stream& s, const Tensor& query, const Tensor& key, const Te
                      const Tensor& skip = {});
 /// x *= factor[0] of each segment; a factor of exactly 1 leaves it untouched.
 /// @throws ShapeMismatch naming every segment that lacks a pointer.
-void scale_heads(Stream& s, std::span<const HeadScaleSegment> segments);
+void scale_heads(Stream& s, std::span<const HeadScaleSegment> segments, Master form = Master::f32);
 
 }  // namespace ops
 }  // namespace sherd

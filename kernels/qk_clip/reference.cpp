@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <sherd/kernels/device/reference/access.h>
+#include <sherd/kernels/rest/detail/reference_forms.h>
 
 namespace sherd::reference {
 namespace {
@@ -25,10 +25,11 @@ void qk_clip_factors(ExecutionContext&, const QkClipArgs& a) {
   }
 }
 
-void scale_heads(ExecutionContext&, const std::vector<HeadScaleSegment>& segments) {
-  for (const HeadScaleSegment& s : segments) {
+void scale_heads(ExecutionContext&, const HeadScaleArgs& a) {
+  for (const HeadScaleSegment& s : a.segments) {
     if (s.count <= 0 || *s.factor == 1) continue;
-    for (int64_t i = 0; i < s.count; ++i) s.x[i] *= *s.factor;
+    const WeightsAt x{a.form, s.x, s.low};
+    for (int64_t i = 0; i < s.count; ++i) x.put(i, x.get(i) * *s.factor, s.noise, NoiseUse::weight);
   }
 }
 

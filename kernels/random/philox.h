@@ -7,9 +7,10 @@
 
 namespace sherd {
 
-/// One block of Philox4x32-10 (Salmon et al., SC 2011): four words from a 128-bit counter and a 64-bit key.
+/// One block of Philox4x32 (Salmon et al., SC 2011): four words from a 128-bit counter and a 64-bit key.
+template <int kRounds = 10>
 constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     const uint64_t a = uint64_t{0xD2511F53u} * counter[0];
     const uint64_t b = uint64_t{0xCD9E8D57u} * counter[2];
     counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),

@@ -14,6 +14,7 @@
 #include <sherd/kernels/gemm/cuda_matmul.h>
 #include <sherd/kernels/gemm/cuda_matrices.h>
 #include <sherd/kernels/orthogonalize/orthogonalize_options.h>
+#include <sherd/kernels/rest/cuda_forms.h>
 #include <sherd/kernels/soap/detail/state_tensors.h>
 
 // Matrix by matrix, in double: products by cuBLASLt, eigenvectors and QR by cuSOLVER. It sees columns where these matrices have rows,
@@ -360,6 +361,13 @@ std::vector<int64_t> soap_decisions(ExecutionContext& ctx, const SoapArgs& a, co
   return decisions;
 }
 
+__global__ void soap_round(uint16_t* to, const double* from, int64_t count,
+                           const __grid_constant__ Noise noise, NoiseUse use) {
+  const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (int64_t i = first; i < count; i += int64_t{gridDim.x} * blockDim.x)
+    to[i] = rounded_bits(static_cast<float>(from[i]), Draw<1>(noise, i).at(use, 0));
+}
+
 __global__ void soap_set(float* at, float value) {
   if (threadIdx.x == 0 && blockIdx.x == 0) *at = value;
 }
@@ -394,11 +402,18 @@ void soap_step(ExecutionContext& ctx, const SoapArgs& a) {
     convert(w.g, a.in + at, size);
     for_soap_tensors(state, w.state, a.rows, a.cols,
                      [&](float* from, double* to, int64_t count) { convert(to, from, count); });
+    for_soap_moments(a.matrices[i], w.state, [&](const bf16* from, double* to, NoiseUse) {
+      convert(to, reinterpret_cast<const __nv_bfloat16*>(from), size);
+    });
     SoapCudaStep(ctx, a, w, sizes, decisions[i]).run();
     for_soap_tensors(state, w.state, a.rows, a.cols,
                      [&](float* to, double* from, int64_t count) { convert(to, from, count); });
     convert(a.out + at, w.update, size);
     launch(ctx, kSoap, soap_set, Grid{dim3(1), dim3(32)}, state.steps, static_cast<float>(decisions[i] + 1));
+    for_soap_moments(a.matrices[i], w.state, [&](bf16* to, double* from, NoiseUse use) {
+      launch(ctx, kSoap, soap_round, grid_for(size), reinterpret_cast<uint16_t*>(to), from, size,
+             a.matrices[i].noise(), use);
+    });
   }
 }
 

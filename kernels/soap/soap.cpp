@@ -10,11 +10,13 @@
 namespace sherd {
 namespace {
 
-bool complete(const SoapState& s) {
+bool complete(const SoapMatrix& m) {
+  const SoapState& s = m.state;
   const auto one_side = [](const float* factor, const float* basis, const float* values) {
     return (factor != nullptr) == (basis != nullptr) && (factor != nullptr) == (values != nullptr);
   };
-  return s.exp_avg && s.exp_avg_sq && s.steps && one_side(s.left, s.left_basis, s.left_values) &&
+  const bool moments = m.exp_avg ? m.exp_avg_sq && !s.exp_avg && !s.exp_avg_sq : s.exp_avg && s.exp_avg_sq;
+  return moments && s.steps && one_side(s.left, s.left_basis, s.left_values) &&
          one_side(s.right, s.right_basis, s.right_values);
 }
 
@@ -30,6 +32,7 @@ Work work_of(const Device& device, const SoapArgs& a) {
   for (const SoapMatrix& m : a.matrices) {
     const bool left = m.state.left != nullptr, right = m.state.right != nullptr;
     work.flops += soap_flops(static_cast<double>(a.rows), static_cast<double>(a.cols), left, right);
+    work.bytes += (m.exp_avg ? -8 : 0) * a.rows * a.cols;
     work.bytes +=
         4 * (6 * a.rows * a.cols + (left ? 4 * a.rows * a.rows : 0) + (right ? 4 * a.cols * a.cols : 0));
   }
@@ -57,7 +60,7 @@ void soap_step(Stream& s, const Tensor& out, const Tensor& in, const Tensor& sta
       check.that(!side || size <= kLargestSoapSide,
                  fmt::format("matrix {}: a side of {} has a factor, the largest possible is {}", i, size,
                              kLargestSoapSide));
-    check.that(complete(matrices[i].state), fmt::format("matrix {}: a state tensor is null", i));
+    check.that(complete(matrices[i]), fmt::format("matrix {}: a state tensor is null", i));
   }
   check.done();
   require_distinct("soap_step", out, in);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/rest/rest.h>
 
 namespace sherd {
 
@@ -35,6 +36,12 @@ using SoapState = SoapStateOf<float>;
 struct SoapMatrix {
   SoapState state;
   const int64_t* skip = nullptr;  // null, or other than 0: out is zero and the state stays, in bits
+  /// The moments where they rest in bf16; those of `state` are null then. They are rounded as they are stored (rest.h), with the
+  /// noise of `key`, the steps and the element's index.
+  bf16 *exp_avg = nullptr, *exp_avg_sq = nullptr;
+  uint64_t key = 0;
+
+  Noise noise() const { return {.key = key, .count = state.steps}; }
 };
 
 /// KL-SOAP (Vyas et al. 2024, arXiv 2409.11321, with the Kullback-Leibler correction of Lin et al. 2025, arXiv 2509.03378),

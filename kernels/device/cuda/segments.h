@@ -1,4 +1,4 @@
-// Passes over lists of segments: a launch takes kSegments of them by value and shares tiles of elements out
+// Passes over lists of segments: a launch takes some of them by value and shares tiles of elements out
 // among its blocks, so that one huge segment and many small ones both fill the chip. Private to CUDA kernels.
 #pragma once
 
@@ -15,10 +15,13 @@ constexpr int64_t kTile = 4 * kSegmentThreads;  // groups or single elements, fo
 /// same for all, with nothing_to_do(), asked once by every thread.
 template <class Op>
 struct Batch {
+  /// As many as kernel parameters of 4096 bytes hold beside 256 for the common ones.
+  static constexpr int kMost =
+      std::min<int>(kSegments, (4096 - 256 - 16) / static_cast<int>(sizeof(Op) + sizeof(Cover) + 8));
   int count = 0;
-  Op ops[kSegments];
-  Cover covers[kSegments];
-  int64_t tiles[kSegments + 1] = {};  // tiles of the segments before
+  Op ops[kMost];
+  Cover covers[kMost];
+  int64_t tiles[kMost + 1] = {};  // tiles of the segments before
 };
 
 template <class Op, class Common>
@@ -64,7 +67,7 @@ void for_segments(ExecutionContext& context, const char* what, const std::vector
     batch.covers[i] = batch.ops[i].cover_of(segment.count);
     const int64_t units = batch.covers[i].vecs + batch.covers[i].singles(Op::kVec);
     batch.tiles[i + 1] = batch.tiles[i] + (units + kTile - 1) / kTile;
-    if (batch.count == kSegments) flush();
+    if (batch.count == Batch<Op>::kMost) flush();
   }
   flush();
 }

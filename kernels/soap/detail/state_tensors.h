@@ -31,7 +31,7 @@ SoapStateOf<T> soap_layout(T* memory, int64_t m, int64_t n, bool left, bool righ
           .steps = take(true, 1)};
 }
 
-/// Calls f(f32 tensor, f64 copy, elements) for each tensor of a state but the steps.
+/// Calls f(f32 tensor, f64 copy, elements) for each tensor of a state but the steps and moments in bf16.
 template <class F>
 void for_soap_tensors(const SoapState& s, const SoapStateOf<double>& d, int64_t m, int64_t n, F f) {
   const auto side = [&](float* factor, double* wide, float* basis, double* wide_basis, float* values,
@@ -43,8 +43,17 @@ void for_soap_tensors(const SoapState& s, const SoapStateOf<double>& d, int64_t 
   };
   side(s.left, d.left, s.left_basis, d.left_basis, s.left_values, d.left_values, m);
   side(s.right, d.right, s.right_basis, d.right_basis, s.right_values, d.right_values, n);
+  if (s.exp_avg == nullptr) return;
   f(s.exp_avg, d.exp_avg, m * n);
   f(s.exp_avg_sq, d.exp_avg_sq, m * n);
+}
+
+/// Calls f(bf16 moment, f64 copy, use of noise) for the moments in bf16.
+template <class F>
+void for_soap_moments(const SoapMatrix& m, const SoapStateOf<double>& d, F f) {
+  if (m.exp_avg == nullptr) return;
+  f(m.exp_avg, d.exp_avg, NoiseUse::first_state);
+  f(m.exp_avg_sq, d.exp_avg_sq, NoiseUse::second_state);
 }
 
 }  // namespace sherd

@@ -195,6 +195,9 @@ void soap_batch(const SoapArgs& a, const SoapRoutines& routines, void* scratch) 
     const SoapStateOf<double> state = soap_layout(wide, a.rows, a.cols, left, right);
     for_soap_tensors(matrix.state, state, a.rows, a.cols,
                      [](const float* from, double* to, int64_t count) { std::copy_n(from, count, to); });
+    for_soap_moments(matrix, state, [&](const bf16* from, double* to, NoiseUse) {
+      std::transform(from, from + size, to, [](bf16 v) { return double{static_cast<float>(v)}; });
+    });
     *state.steps = *matrix.state.steps;
     soap_matrix(a.rows, a.cols, g, update, state, a.constants, routines, memory.next);
     const auto rounded = [](const double* from, int64_t count, float* to) {
@@ -203,6 +206,10 @@ void soap_batch(const SoapArgs& a, const SoapRoutines& routines, void* scratch) 
     for_soap_tensors(matrix.state, state, a.rows, a.cols,
                      [&](float* to, const double* from, int64_t count) { rounded(from, count, to); });
     rounded(state.steps, 1, matrix.state.steps);
+    for_soap_moments(matrix, state, [&](bf16* to, const double* from, NoiseUse use) {
+      for (int64_t k = 0; k < size; ++k)
+        to[k] = sherd::rounded(static_cast<float>(from[k]), noise_at(matrix.noise(), k, use));
+    });
     rounded(update, size, out);
   }
 }
