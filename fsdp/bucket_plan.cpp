@@ -30,6 +30,7 @@ bool alike(const PlanUnit& a, const PlanUnit& b) {
 struct Matrices {
   const PlanUnit* unit;  // the first
   DType dtype;
+  Master master;
   std::vector<std::pair<int, int>> members;  // unit, parameter
 };
 
@@ -43,10 +44,12 @@ std::vector<Matrices> matrices_of(const std::vector<PlanUnit>& units) {
       if (unit.root != root) continue;
       for (size_t i = 0; i < unit.params.size(); ++i) {
         if (!in_bucket(unit, unit.params[i])) continue;
-        const DType dtype = unit.params[i].dtype;
-        auto it = std::find_if(all.begin(), all.end(),
-                               [&](const Matrices& m) { return m.dtype == dtype && alike(*m.unit, unit); });
-        if (it == all.end()) it = all.insert(all.end(), {&unit, dtype, {}});
+        const auto& [dtype, master] = std::pair(unit.params[i].dtype, unit.params[i].master);
+        auto it =
+            std::find_if(all.begin(), all.end(), [&, dtype = dtype, master = master](const Matrices& m) {
+              return m.dtype == dtype && m.master == master && alike(*m.unit, unit);
+            });
+        if (it == all.end()) it = all.insert(all.end(), {&unit, dtype, master, {}});
         it->members.emplace_back(static_cast<int>(u), static_cast<int>(i));
       }
     }
@@ -105,6 +108,7 @@ std::vector<BucketPlan> plan_buckets(const std::vector<PlanUnit>& units) {
       g.unit = fmt::format("bucket {} ({}{})", buckets.size(), last, first == last ? "" : " to " + first);
       g.kind = GroupKind::whole;
       g.dtype = m.dtype;
+      g.master = m.master;
       if (axes.shard_ranks > 1) g.wire_dtype = o.reduce_dtype;
       g.axes = axes;
       g.layout = std::make_shared<ShardLayout>(std::move(b.layout));

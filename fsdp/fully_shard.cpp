@@ -30,6 +30,11 @@ void check(ModuleBase& root, const RootOptions& root_options) {
       wrong.push_back(fmt::format("{}: gradient ranks {} are negative", who, o.gradient_ranks));
     if (o.compute_dtype != DType::f32 && o.compute_dtype != DType::bf16)
       wrong.push_back(fmt::format("{}: compute dtype {} (use f32 or bf16)", who, name_of(o.compute_dtype)));
+    if (o.master != Master::f32 && o.compute_dtype == DType::f32)
+      wrong.push_back(fmt::format(
+          "{}: master {} with compute dtype f32, whose weights are their own masters (use compute dtype "
+          "bf16, or master f32)",
+          who, name_of(o.master)));
     if (o.reduce_dtype != DType::f32 && o.reduce_dtype != DType::bf16)
       wrong.push_back(fmt::format("{}: reduce dtype {} (use f32 or bf16)", who, name_of(o.reduce_dtype)));
     if (o.output_dtype && *o.output_dtype != DType::f32 && *o.output_dtype != DType::bf16)

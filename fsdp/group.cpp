@@ -27,6 +27,10 @@ void redistribute(Stream& stream, const std::shared_ptr<Communicator>& comm, con
   redistribute_flat(stream, *comm, from, to, full, slice);
 }
 
+Tensor f32_like(const Tensor& t) {
+  return Tensor::empty(t.device(), {t.numel()}, DType::f32, MemoryClass::scratch, "fp32 weights");
+}
+
 }  // namespace
 
 ParamGroup::ParamGroup(Device& device, Spec spec)
@@ -108,8 +112,8 @@ uint64_t ParamGroup::digest_of_options(const FullyShardOptions& o) const {
   for (const uint64_t v :
        {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
         static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(plan().dtype),
-        static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.cast_inputs),
-        o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0,
+        static_cast<uint64_t>(plan().master), static_cast<uint64_t>(o.reduce_dtype),
+        static_cast<uint64_t>(o.cast_inputs), o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0,
         static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(plan().axes.divisor),
         static_cast<uint64_t>(trainable_), static_cast<uint64_t>(replicated())})
     names = mix(names, v);
@@ -141,8 +145,9 @@ void ParamGroup::allocate() {
   // An absent buffer of the plan leaves its tensor undefined.
   make(resident_, BufferUse::resident);
   make(master_, BufferUse::master);
+  make(low_, BufferUse::master_low);
   // One copy in place of two: the update writes the cell that the next gather sends.
-  if (!master_.defined()) {  // the stored weights are fp32 themselves
+  if (!master_.defined()) {
     const int64_t begin = (needs_slot() ? 0 : part_begin_) + cell_begin_;
     master_ = rest_.flat(begin, begin + cell_size_);
   }
@@ -151,10 +156,15 @@ void ParamGroup::allocate() {
 }
 
 void ParamGroup::initialise(Stream& stream, uint64_t seed) {
+  seed_ = seed;
   // Padding stays zero: initial values are written to parameters only.
   ops::fill(stream, master_, 0);
-  for (size_t i = 0; i < spec_.params.size(); ++i)
-    initial_values(stream, spec_.params[i], shard(static_cast<int>(i)), seed);
+  if (low_.defined()) ops::fill(stream, low_, 0);
+  for (int p = 0; p < static_cast<int>(spec_.params.size()); ++p) {
+    const Tensor own = shard(p), values = own.dtype() == DType::f32 ? own : f32_like(own);
+    initial_values(stream, spec_.params[static_cast<size_t>(p)], values, seed);
+    if (values.raw() != own.raw()) ops::write_weights(stream, own, shard_low(p), values);
+  }
 }
 
 void ParamGroup::set_frozen(int p, bool frozen) {
@@ -173,13 +183,8 @@ void ParamGroup::publish(Stream& stream, const Staging& staging) {
   const Tensor cell = cell_of(part);
   // The optimizer may have written the copies already; otherwise the masters are converted here.
   const bool copied = std::exchange(copied_, false) && rest_.defined();
-  if (!copied && cell.raw() != master_.raw()) {
-    if (cell.dtype() == DType::f32) {
-      ops::copy(stream, cell, master_);
-    } else {
-      ops::cast(stream, cell, master_);
-    }
-  }
+  if (!copied && cell.raw() != master_.raw())
+    (cell.dtype() == master_.dtype() ? ops::copy : ops::cast)(stream, cell, master_);
   // First over the replicas, so that the part is complete, then over the shard group.
   redistribute(stream, spec_.comms.gather_outer, weights_, outer_.state, outer_.param, part, cell);
   if (needs_slot()) return;
@@ -401,11 +406,12 @@ std::vector<ParamGroup::Piece> ParamGroup::resting(int p) const {
 }
 
 Tensor ParamGroup::shard(int p) const { return cell_view(master_, p); }
+Tensor ParamGroup::shard_low(int p) const { return low_.defined() ? cell_view(low_, p) : Tensor(); }
 
 Tensor ParamGroup::model_copy(int p) const {
   // Returns the cell of the stored weights in the compute dtype. Undefined where publish() converts into
   // staging, and where the masters are the stored weights.
-  if (!rest_.defined() || rest_.dtype() == DType::f32) return {};
+  if (!rest_.defined() || rest_.dtype() == master_.dtype()) return {};
   return cell_view(cell_of(needs_slot() ? rest_ : part_of(rest_)), p);
 }
 
@@ -425,7 +431,13 @@ ParamRange ParamGroup::shard_range(int p) const {
 DTensor ParamGroup::dtensor(int p) const {
   const int64_t begin = layout_->local_begin(ParamId(p), RankId(cell_)).value;  // including the parameter's
                                                                                 // padding
-  const Tensor piece = master_.flat(begin, begin + layout_->piece(ParamId(p), RankId(cell_)).size());
+  const int64_t end = begin + layout_->piece(ParamId(p), RankId(cell_)).size();
+  Tensor piece = master_.flat(begin, end);
+  if (piece.dtype() != DType::f32) {
+    piece = f32_like(piece);
+    ops::read_weights(device_.compute(), piece, master_.flat(begin, end),
+                      low_.defined() ? low_.flat(begin, end) : Tensor());
+  }
   return DTensor::from_layout(spec_.mesh, sharded_over(), layout_, p, piece);
 }
 

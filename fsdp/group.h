@@ -123,8 +123,11 @@ class ParamGroup final : public ParameterViews {
   std::vector<Buffer> buffers();
   /// Allocates all other memory that is kept longer than a step.
   void allocate();
-  /// Fills the master weights by each parameter's Init.
+  /// Fills the master weights by each parameter's Init, computed in f32.
   void initialise(Stream& stream, uint64_t seed);
+  /// Returns the seed of its initial values, and of the noise of its updates.
+  uint64_t seed() const { return seed_; }
+  void set_seed(uint64_t seed) { seed_ = seed; }
 
   /// Declares that an optimizer has written the new weights to model_copy() of every parameter. The next
   /// publish() skips the conversion.
@@ -175,6 +178,7 @@ class ParamGroup final : public ParameterViews {
   Tensor grad(int p) override;
   GradTarget grad_for_overwrite(int p) override;
   Tensor shard(int p) const override;
+  Tensor shard_low(int p) const override;
   Tensor model_copy(int p) const override;
   Tensor grad_shard(int p) const override;
   ParamRange shard_range(int p) const override;
@@ -216,7 +220,9 @@ class ParamGroup final : public ParameterViews {
   int64_t part_begin_ = 0, part_ = 0;       // this rank's inner part of the communication buffer
   int64_t cell_begin_ = 0, cell_size_ = 0;  // its cell within the part
 
-  Tensor master_;     // f32, the cell
+  uint64_t seed_ = 0;
+  Tensor master_;     // the cell, in the masters' dtype
+  Tensor low_;        // low halves of it where the form is split
   Tensor rest_;       // compute dtype: the part (param S) or all of it (param R); undefined when staged and R
   Tensor resident_;   // staged and param R: the contiguous full buffer
   Tensor full_;       // while unsharded

@@ -59,9 +59,11 @@ std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
         Lifetime::training);
   if (!rests)
     add(BufferUse::resident, MemoryClass::parameter, g.dtype, g.full_elements(), Lifetime::training);
-  // Weights that rest in fp32 are their own masters.
-  if (!rests || g.dtype != DType::f32)
-    add(BufferUse::master, MemoryClass::master, DType::f32, g.cell_elements(), Lifetime::training);
+  // Weights that rest in the masters' dtype are their own masters.
+  if (!rests || g.dtype != g.master_dtype())
+    add(BufferUse::master, MemoryClass::master, g.master_dtype(), g.cell_elements(), Lifetime::training);
+  if (g.master == Master::split)
+    add(BufferUse::master_low, MemoryClass::master, DType::bf16, g.cell_elements(), Lifetime::training);
   if (in_parts)
     add(BufferUse::unsharded, MemoryClass::gathered, g.dtype, g.full_elements(), Lifetime::unsharded);
   if (g.staged())
@@ -106,6 +108,7 @@ const char* PlannedBuffer::name() const {
     case BufferUse::resident:
       return "parameters";
     case BufferUse::master:
+    case BufferUse::master_low:
       return "master weights";
     case BufferUse::whole_gradient:
     case BufferUse::gradient_part:
@@ -199,13 +202,15 @@ std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried) {
       for (size_t i = 0; i < unit.params.size(); ++i) {
         const PlanParam& p = unit.params[i];
         if (p.ignored != ignored || kind_of(p, unit.options.layout) != kind || in_bucket(unit, p)) continue;
-        // One group for each dtype of the kind.
-        auto g = std::find_if(groups.begin() + static_cast<std::ptrdiff_t>(first), groups.end(),
-                              [&](const GroupPlan& other) { return other.dtype == p.dtype; });
-        if (g == groups.end()) {
-          g = groups.insert(groups.end(),
-                            GroupPlan{.unit = unit.name, .kind = kind, .ignored = ignored, .dtype = p.dtype});
-        }
+        // One group for each dtype and form of masters of the kind.
+        auto g = std::find_if(
+            groups.begin() + static_cast<std::ptrdiff_t>(first), groups.end(),
+            [&](const GroupPlan& other) { return other.dtype == p.dtype && other.master == p.master; });
+        if (g == groups.end())
+          g = groups.insert(
+              groups.end(),
+              GroupPlan{
+                  .unit = unit.name, .kind = kind, .ignored = ignored, .dtype = p.dtype, .master = p.master});
         g->params.push_back(static_cast<int>(i));
       }
       for (size_t k = first; k < groups.size(); ++k) {

@@ -25,9 +25,10 @@ struct PlanParam {
   CutClass cut = CutClass::element;
   RowBlocks row_blocks = {};  // Parameter::row_blocks()
   bool trainable = true;
-  bool ignored = false;      // RootOptions::ignored
-  DType dtype = DType::f32;  // in which it is gathered and computed with
-  bool tied = false;         // several modules hold it
+  bool ignored = false;         // RootOptions::ignored
+  DType dtype = DType::f32;     // in which it is gathered and computed with
+  bool tied = false;            // several modules hold it
+  Master master = Master::f32;  // f32 where dtype is f32
 };
 
 /// Parameters that one fully_shard() call claims, with its mesh and options.
@@ -59,13 +60,21 @@ enum class GroupKind {
 enum class BufferUse {
   rest,            // weights between uses: this rank's part, or all of them where they are stored unsharded
   resident,        // LayoutPolicy::even_rows with weights stored unsharded: the contiguous parameters
-  master,          // fp32 weights, this rank's cell, where `rest` is not fp32
+  master,          // weights that the optimizer updates, this rank's cell, where they are not in `rest`
+  master_low,      // low 16 bits of these, where the form is split
   whole_gradient,  // sum over microbatches, where gradients stay unreduced between them
   gradient_part,   // reduced gradient, where it is not in whole_gradient
   unsharded,       // a unit's gathered weights (its group's range of the unit's slot)
   open_gradient,   // a unit's gradient during its backward (range of the unit's gradient slot)
   gather_staging,  // shared by all groups: gathered data before unpacking
   reduce_staging,  // shared by all groups: packed or cast data before reduction, f32 or 16 bits
+};
+
+/// Form of weights or gradients in the shard group.
+struct Form {
+  Placement placement;
+  DType dtype;
+  bool operator==(const Form&) const = default;
 };
 
 /// Time for which a buffer's content is needed.
@@ -106,6 +115,7 @@ struct GroupPlan {
   GroupKind kind = GroupKind::cut;
   bool ignored = false;
   DType dtype = DType::f32;       // of the stored and gathered weights
+  Master master = Master::f32;    // form of the weights that the optimizer updates
   DType wire_dtype = DType::f32;  // of gradients in the shard group's reductions
   std::vector<int> params;        // as index in PlanUnit::params, in that order
   ShardAxes axes;
@@ -115,9 +125,16 @@ struct GroupPlan {
   bool trainable() const { return kind != GroupKind::frozen; }
   /// Returns whether the full buffer is not the communication buffer, so that collectives use staging memory.
   bool staged() const { return !layout->zero_copy() && axes.world() > 1; }
-  /// Returns whether unsharded weights (gradients) exist in a gather (gradient) slot only.
-  bool needs_slot() const { return axes.inner.param.is_shard(); }
-  bool needs_gradient_slot() const { return trainable() && axes.inner.grad_micro.is_shard(); }
+  /// Return the form of weights between uses and in use, and of gradients between microbatches and in backward.
+  Form stored_weights() const { return {axes.inner.param, dtype}; }
+  Form used_weights() const { return {Replicate(), dtype}; }
+  Form stored_gradient() const { return {axes.inner.grad_micro, DType::f32}; }
+  Form open_gradient() const { return {Partial(), DType::f32}; }
+  /// Returns the dtype of the weights that the optimizer updates.
+  DType master_dtype() const { return master == Master::f32 ? DType::f32 : dtype; }
+  /// Returns whether weights (gradients) in use are in a gather (gradient) slot: their stored form is another one.
+  bool needs_slot() const { return stored_weights() != used_weights(); }
+  bool needs_gradient_slot() const { return trainable() && stored_gradient() != open_gradient(); }
   bool stages_reduce() const { return trainable() && (staged() || wire_dtype != DType::f32); }
 
   /// Returns the elements of the buffer with all parameters unsharded. Never 0: parameters without elements

@@ -9,6 +9,7 @@
 #include <sherd/dtensor/layout.h>
 #include <sherd/fsdp/strategy.h>
 #include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/rest/rest.h>
 
 namespace sherd {
 
@@ -22,8 +23,13 @@ struct FullyShardOptions {
   /// false they stay unsharded, in a buffer of the unit's own, until its backward has ended.
   bool reshard_after_forward = true;
   /// dtype of gathered parameters in use: f32 or bf16. Units may differ, and parameters within a unit
-  /// (Parameter::set_compute_dtype()); those of one dtype are gathered together. Master weights stay f32.
+  /// (Parameter::set_compute_dtype()); those of one dtype are gathered together.
   DType compute_dtype = DType::f32;
+  /// Form of the weights that the optimizer updates, for parameters gathered in bf16 (Parameter::set_master() for some of
+  /// them). f32: fp32 master weights beside them, 6 bytes. split: the weights and the low 16 bits of the fp32 value, 4 bytes,
+  /// with the bits of fp32 masters that are rounded to bf16 with ties away from zero. bf16: the weights alone, 2 bytes; updates are rounded
+  /// stochastically (kernels/rest/rest.h). Parameters gathered in f32 are their own masters under each.
+  Master master = Master::f32;
   /// Cast values (f32, bf16) in the arguments of an nn::Module's call to compute_dtype.
   bool cast_inputs = true;
   /// Cast values in a call's results to this dtype; without it they are unchanged.

@@ -64,6 +64,12 @@ Parameter& Parameter::set_compute_dtype(DType dtype) {
   return *this;
 }
 
+Parameter& Parameter::set_master(Master master) {
+  require_unsharded_tree("set_master(), which route() calls,");
+  state().master = master;
+  return *this;
+}
+
 Parameter& Parameter::set_row_blocks(RowBlocks blocks) {
   require_unsharded_tree("set_row_blocks()");
   const int64_t rows = shape().size() == 3 ? shape()[1] : row_count(shape());
@@ -136,6 +142,7 @@ Tensor Parameter::data() const { return views().data(index_in_group()); }
 Tensor Parameter::grad() const { return views().grad(index_in_group()); }
 GradTarget Parameter::grad_for_overwrite() const { return views().grad_for_overwrite(index_in_group()); }
 Tensor Parameter::shard() const { return views().shard(index_in_group()); }
+Tensor Parameter::shard_low() const { return views().shard_low(index_in_group()); }
 Tensor Parameter::model_copy() const { return views().model_copy(index_in_group()); }
 Tensor Parameter::grad_shard() const { return views().grad_shard(index_in_group()); }
 ParamRange Parameter::shard_range() const { return views().shard_range(index_in_group()); }

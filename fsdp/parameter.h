@@ -12,6 +12,7 @@
 #include <sherd/fsdp/parameter_views.h>
 #include <sherd/fsdp/row_blocks.h>
 #include <sherd/fsdp/tensor_shard.h>
+#include <sherd/kernels/rest/rest.h>
 
 namespace sherd {
 
@@ -46,6 +47,8 @@ class Parameter {
   CutClass cut() const { return state().cut; }
   /// Returns its own compute dtype, if it differs from its unit's (FullyShardOptions::compute_dtype).
   const std::optional<DType>& compute_dtype() const { return state().compute_dtype; }
+  /// Returns its own form of master weights, if it differs from its unit's (FullyShardOptions::master).
+  const std::optional<Master>& master() const { return state().master; }
   /// Returns the logical blocks of its rows (q, k and v of a fused projection); empty = one block, the whole
   /// matrix. For a stack of matrices [count, rows, cols] they are the blocks of each matrix.
   const RowBlocks& row_blocks() const { return state().row_blocks; }
@@ -67,6 +70,8 @@ class Parameter {
   /// Sets the dtype of data(), f32 or bf16, independent of its unit's dtype, for example f32 norms in a bf16
   /// unit. The parameters of one dtype in a unit have separate buffers and collectives.
   Parameter& set_compute_dtype(DType dtype);
+  /// Sets the form of its master weights, independent of its unit's. f32 for a parameter gathered in f32.
+  Parameter& set_master(Master master);
   /// Sets the logical blocks.
   /// @throws ShapeMismatch when the blocks do not cover every row of the matrix (of a stack: of each matrix)
   /// exactly once.
@@ -89,16 +94,21 @@ class Parameter {
   /// operations queued before the next call of either function.
   GradTarget grad_for_overwrite() const;
 
-  /// Returns this rank's master weights: the flat f32 interval that its layout assigns to it (may be empty).
+  /// Returns this rank's master weights: the flat interval that its layout assigns to it (may be empty). f32, or bf16 where
+  /// FullyShardOptions::master is bf16 or split. ops::read_weights() and write_weights() convert between it and f32.
   Tensor shard() const;
-  /// Returns the same interval of the stored weights in the compute dtype, where it differs from f32;
+  /// Returns the low 16 bits of each element of that interval, as a tensor of bf16 whose values have no meaning; undefined
+  /// unless the form is split.
+  Tensor shard_low() const;
+  /// Returns the same interval of the stored weights in the compute dtype, where fp32 masters are beside it;
   /// undefined elsewhere. An optimizer that writes it beside shard() for every parameter of a group calls
   /// ParamGroup::copies_written().
   Tensor model_copy() const;
   /// Returns the reduced, averaged gradient of exactly that interval; valid after the last backward of a
   /// step.
   Tensor grad_shard() const;
-  /// Returns shard() as a tensor over the mesh. For a tensor-parallel piece it is the local piece only, as if
+  /// Returns shard() as a tensor over the mesh, f32: a copy where weights rest in another form, queued on the compute stream.
+  /// For a tensor-parallel piece it is the local piece only, as if
   /// that were the global parameter; global_boxes() gives its place.
   DTensor dtensor() const;
   /// Returns the interval of the parameter that shard() holds.
@@ -125,6 +135,7 @@ class Parameter {
     bool trainable = true;
     CutClass cut = CutClass::element;
     std::optional<DType> compute_dtype;
+    std::optional<Master> master;
     RowBlocks row_blocks;
     std::optional<TensorShard> tensor_shard;
     int registrations = 0;  // modules that hold it (more than one: tied)

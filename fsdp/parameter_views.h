@@ -22,6 +22,7 @@ class ParameterViews {
   virtual Tensor grad(int p) = 0;
   virtual GradTarget grad_for_overwrite(int p) = 0;
   virtual Tensor shard(int p) const = 0;
+  virtual Tensor shard_low(int) const { return {}; }
   virtual Tensor model_copy(int p) const = 0;
   virtual Tensor grad_shard(int p) const = 0;
   virtual ParamRange shard_range(int p) const = 0;

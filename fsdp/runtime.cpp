@@ -43,6 +43,10 @@ ShardRuntime::~ShardRuntime() {
   buckets_.clear();
 }
 
+void ShardRuntime::set_noise_seed(uint64_t seed) {
+  for (ParamGroup* g : groups()) g->set_seed(seed);
+}
+
 std::vector<ParamGroup*> ShardRuntime::groups() const {
   std::vector<ParamGroup*> all;
   for (auto& u : units_)

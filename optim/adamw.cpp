@@ -5,10 +5,12 @@
 
 #include <cmath>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include <sherd/fsdp/group.h>
 #include <sherd/kernels/ops.h>
+#include <sherd/optim/detail/rest_segments.h>
 
 namespace sherd {
 
@@ -28,6 +30,8 @@ UpdateRuleFactory AdamW::factory(const AdamWOptions& o) {
           .writes_copies = true,
           .heeds_lr_factor = true,
           .heeds_betas = true,
+          .heeds_master = true,
+          .heeds_state_dtype = true,
           .heeds_gradient_factor = true,
           .make = [o](Device& device, std::vector<UpdateItem> items) {
             return std::make_unique<AdamW>(device, std::move(items), o);
@@ -49,9 +53,9 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
     const int64_t n = item.param.shard_range().size();
     const size_t rates = rates_of(item);
     ++rates_[rates].end;  // a count for now
-    Slot slot{
-        std::move(item), Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg"),
-        Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg_sq"), rates, 0};
+    const DType dtype = item.state_dtype;
+    Slot slot{std::move(item), Tensor::empty(device, {n}, dtype, MemoryClass::optimizer, "optimizer exp_avg"),
+              Tensor::empty(device, {n}, dtype, MemoryClass::optimizer, "optimizer exp_avg_sq"), rates, 0};
     ops::fill(device.compute(), slot.exp_avg, 0);
     ops::fill(device.compute(), slot.exp_avg_sq, 0);
     slots_.push_back(std::move(slot));
@@ -85,15 +89,15 @@ size_t AdamW::rates_of(const Item& item) {
 }
 
 // Two kernels for each set of rates: one advances the counters and computes bias corrections, one updates
-// all parameters with a common dtype of copies.
+// all parameters with common rest forms and a common dtype of copies.
 void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
   // Taken before any return, so that it never applies to a later step.
   const Tensor factor = take_gradient_factor();
   if (slots_.empty()) return;
   for (size_t r = 0; r < rates_.size(); ++r) {
     const Rates& own = rates_[r];
-    // Keys: the dtype of copies, and whether gradients are multiplied by the factor.
-    std::map<std::pair<DType, bool>, std::vector<AdamWSegment>> passes;
+    // Keys: the dtype of copies, whether gradients are multiplied by the factor, and rest forms.
+    std::map<std::tuple<DType, bool, RestForms>, std::vector<AdamWSegment>> passes;
     std::vector<std::pair<int64_t, int64_t>> counted;  // intervals of counters
     for (const Slot& s : slots_) {
       const Parameter& p = s.item.param;
@@ -106,10 +110,23 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
       }
       const Tensor copy = s.item.writes_copy ? p.model_copy() : Tensor();
       // Ignored parameters are outside the gradient norm, so its factor does not apply to them.
-      passes[{copy.defined() ? copy.dtype() : DType::f32, factor.defined() && !p.group().replicated()}]
-          .push_back({p.shard().data<float>(), s.exp_avg.data<float>(), s.exp_avg_sq.data<float>(),
-                      p.grad_shard().data<float>(), copy.defined() ? copy.raw() : nullptr, s.exp_avg.numel(),
-                      s.item.weight_decay, s.counter - own.begin});
+      const RestForms forms{p.group().plan().master, s.item.state_dtype};
+      auto& segments = passes[{copy.defined() ? copy.dtype() : DType::f32,
+                               factor.defined() && !p.group().replicated(), forms}];
+      const RestPiece weights(p.shard(), p.shard_low()), first(s.exp_avg), second(s.exp_avg_sq);
+      const float* const gradient = p.grad_shard().data<float>();
+      for (const NoiseRun& run :
+           rest_runs(p, forms, 0, s.exp_avg.numel(), steps_.flat(s.counter, s.counter + 1)))
+        segments.push_back({.w = weights.at(run.begin),
+                            .m = first.at(run.begin),
+                            .v = second.at(run.begin),
+                            .g = gradient + run.begin,
+                            .copy = copy.defined() ? RestPiece(copy).at(run.begin) : nullptr,
+                            .count = run.count,
+                            .weight_decay = s.item.weight_decay,
+                            .bias = s.counter - own.begin,
+                            .low = weights.low_at(run.begin),
+                            .noise = run.noise});
     }
     const ops::AdamWRates rates{lr * own.lr_factor, own.options.beta1, own.options.beta2, own.options.eps};
     // Segments count their slot from the first one of these rates.
@@ -119,8 +136,10 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
       // stay.
       ops::adamw_count(stream, steps_.flat(begin, end),
                        biases_.flat(2 * begin, 2 * end).view({end - begin, 2}), rates, skip);
-    for (auto& [kind, segments] : passes)
-      ops::adamw(stream, segments, rates, biases, kind.first, skip, kind.second ? factor : Tensor());
+    for (auto& [kind, segments] : passes) {
+      const auto& [copies, scaled, forms] = kind;
+      ops::adamw(stream, segments, rates, biases, copies, skip, scaled ? factor : Tensor(), forms);
+    }
   }
 }
 

@@ -23,7 +23,7 @@ class AdamW : public UpdateRule {
   using Item = UpdateItem;
   /// Returns the factory for Optimizer.
   [[nodiscard]] static UpdateRuleFactory factory(const AdamWOptions& options);
-  /// Allocates exp_avg and exp_avg_sq (f32, zero) for the local pieces.
+  /// Allocates exp_avg and exp_avg_sq (of UpdateItem::state_dtype, zero) for the local pieces.
   /// @throws InvalidArgument naming all invalid options and weight decays.
   AdamW(Device& device, std::vector<Item> items, AdamWOptions options);
   /// Runs one pass for all parameters that share learning rate and betas (UpdateItem::settings). Every

@@ -8,6 +8,7 @@
 
 #include <sherd/kernels/normuon/normuon.h>
 #include <sherd/kernels/ops.h>
+#include <sherd/optim/detail/rest_segments.h>
 
 namespace sherd {
 namespace {
@@ -27,7 +28,7 @@ std::vector<StateTensor> make_moments(Device& device, const std::vector<UpdateIt
   std::vector<StateTensor> moments;
   for (auto& item : items) {
     moments.push_back({item.param, "second_momentum_buffer",
-                       Tensor::empty(device, {item.param.shard_range().size()}, DType::f32,
+                       Tensor::empty(device, {item.param.shard_range().size()}, item.state_dtype,
                                      MemoryClass::optimizer, "optimizer second_momentum_buffer")});
     ops::fill(device.compute(), moments.back().local, 0);
   }
@@ -102,14 +103,16 @@ void NorMuon::refine(Stream& compute, const MatrixResults& results, const Tensor
     // agree on the record of a row.
     const int64_t rows_before = m.tensor_dim == 0 ? results.tensor_rank * m.rows : 0;
     segments.push_back({.x = results.values.data<float>() + p.at,
-                        .moment = moments_[p.item].local.data<float>() + p.local,
+                        .moment = RestPiece(moments_[p.item].local).at(p.local),
                         .count = p.count,
                         .first = rows_before * m.cols + p.first,
                         .cols = m.cols,
                         .row = row_of[static_cast<size_t>(p.matrix)],
                         // A row's second moment is contributed once: where columns are cut, by tensor rank 0
                         // alone.
-                        .begins_rows = m.tensor_dim != 1 || results.tensor_rank == 0});
+                        .begins_rows = m.tensor_dim != 1 || results.tensor_rank == 0,
+                        .dtype = moments_[p.item].local.dtype(),
+                        .noise = p.noise});
   }
   const auto make = [&](Shape shape, DType dtype, MemoryClass memory) {
     return Tensor::empty(device_, std::move(shape), dtype, memory, "normuon rows");

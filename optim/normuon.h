@@ -45,6 +45,7 @@ class NorMuon : public UpdateRule, private MatrixRefinement {
   NorMuon(Device& device, std::vector<UpdateItem> items, NorMuonOptions options);
   void step(Stream& compute, double lr, const Tensor& skip = {}) override;
   std::vector<StateTensor> state() const override;
+  std::vector<StateCounter> counters() const override { return muon_.counters(); }
 
   /// Returns the Muon inside, with its plan and its report.
   Muon& muon() { return muon_; }

@@ -45,6 +45,8 @@ std::vector<std::string> problems_of(const OptimizerOptions& options,
                                 fmt::join(idle, ", ")));
   if (!(options.weight_decay >= 0 && std::isfinite(options.weight_decay)))
     wrong.push_back(fmt::format("weight decay {} must be finite and not negative", options.weight_decay));
+  if (options.state_dtype != DType::f32 && options.state_dtype != DType::bf16)
+    wrong.push_back(fmt::format("state dtype {} (use f32 or bf16)", name_of(options.state_dtype)));
   return wrong;
 }
 
@@ -94,6 +96,34 @@ std::vector<std::string> unknown_in(const Routing& routing, const std::vector<Up
   return wrong;
 }
 
+DType state_dtype_of(const Route& r, const OptimizerOptions& o) {
+  return r.settings.state_dtype.value_or(o.state_dtype);
+}
+
+// Returns rest forms that an optimizer does not have, in one line for each.
+std::vector<std::string> unheeded_forms(const Routing& routing, const OptimizerOptions& o,
+                                        const std::vector<UpdateRuleFactory>& factories) {
+  std::vector<std::string> wrong;
+  for (const UpdateRuleFactory& f : factories) {
+    std::vector<std::string> states, masters;
+    for (const Route& r : routing.routes) {
+      if (f.algorithm != r.algorithm || !r.param.sharded()) continue;
+      if (!f.heeds_state_dtype && state_dtype_of(r, o) != DType::f32) states.push_back(r.name);
+      if (!f.heeds_master && r.param.group().plan().master != Master::f32) masters.push_back(r.name);
+    }
+    const auto say = [&](const std::vector<std::string>& names, const char* what, const char* remedy) {
+      if (names.empty()) return;
+      const std::string more = names.size() == 1 ? "" : fmt::format(" and {} more", names.size() - 1);
+      wrong.push_back(
+          fmt::format("{} has {} in f32 alone, for {}{}; give them {} by a routing rule, or for all",
+                      title_of(f.algorithm), what, names.front(), more, remedy));
+    };
+    say(states, "state", "state_dtype f32");
+    say(masters, "master weights", "master f32");
+  }
+  return wrong;
+}
+
 // Returns settings that the parameter's optimizer ignores. An ignored learning rate or beta would be a silent
 // error.
 std::vector<std::string> unheeded_in(const Routing& routing,
@@ -119,7 +149,8 @@ std::vector<std::string> unheeded_in(const Routing& routing,
 // by different rules; the constructor compares them.
 uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
                    const std::vector<UpdateRuleFactory>& factories) {
-  std::string text = fmt::format("{} {} {}", o.weight_decay, o.skip_non_finite, routing.partial);
+  std::string text =
+      fmt::format("{} {} {} {}", o.weight_decay, o.skip_non_finite, routing.partial, name_of(o.state_dtype));
   for (const UpdateRuleFactory& f : factories)
     text += fmt::format(" | {}: {}", name_of(f.algorithm), f.settings);
   for (const Route& r : routing.routes)
@@ -138,6 +169,7 @@ Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOp
   add(wrong, "routing", problems_of(routing, runtime_));
   add(wrong, "routing", unknown_in(routing, factories));
   add(wrong, "routing", unheeded_in(routing, factories));
+  add(wrong, "rest forms", unheeded_forms(routing, options, factories));
   if (!wrong.empty())
     throw InvalidArgument(
         fmt::format("{}: Optimizer: {}", runtime_.device().label(), fmt::join(wrong, "; ")));
@@ -149,7 +181,7 @@ Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOp
   runtime_.require_equal(
       digest_of(routing, options, factories),
       "Optimizer: the ranks were given different routings or options; give every rank the same");
-  make_rules(routing, options.weight_decay, factories);
+  make_rules(routing, options, factories);
   // Counted on the device, so that step() does not wait for it.
   skipped_ = Tensor::empty(runtime_.device(), {1}, DType::i64, MemoryClass::scratch, "gradient norm");
   ops::fill(runtime_.device().compute(), skipped_, 0);
@@ -157,7 +189,7 @@ Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOp
 
 // Gives each rule its parameters. One rule is made for each factory, also without parameters: its state is
 // empty then.
-void Optimizer::make_rules(const Routing& routing, double weight_decay,
+void Optimizer::make_rules(const Routing& routing, const OptimizerOptions& options,
                            const std::vector<UpdateRuleFactory>& factories) {
   const auto factory_of = [&](const Route& r) {
     return std::find_if(factories.begin(), factories.end(),
@@ -174,7 +206,8 @@ void Optimizer::make_rules(const Routing& routing, double weight_decay,
     const bool writes_copy = !rounded_later.contains(&r.param.group());
     if (writes_copy) copied_.insert(&r.param.group());
     items[static_cast<size_t>(factory_of(r) - factories.begin())].push_back(
-        {r.param, r.settings.weight_decay.value_or(r.decays ? weight_decay : 0), writes_copy, r.settings});
+        {r.param, r.settings.weight_decay.value_or(r.decays ? options.weight_decay : 0), writes_copy,
+         r.settings, state_dtype_of(r, options)});
   }
   for (size_t i = 0; i < factories.size(); ++i) {
     std::vector<Parameter> params;
@@ -208,6 +241,7 @@ void Optimizer::after_update(std::shared_ptr<AfterUpdate> more) {
         fmt::format("{}: Optimizer::after_update(): parameters that this optimizer does not update: {}",
                     runtime().device().label(), fmt::join(others, ", ")));
   for (const Parameter& p : more->changed()) copied_.erase(&p.group());  // a copy made before is of no use
+  more->use_counters(counters());
   after_.push_back(std::move(more));
 }
 

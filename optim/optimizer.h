@@ -18,6 +18,9 @@ struct OptimizerOptions {
   /// Weight decay of parameters of two or more dimensions that are not biases; the others do not decay.
   /// Routing rules may override it (UpdateSettings).
   double weight_decay = 0;
+  /// dtype of elementwise state, f32 or bf16: moments and momentum, but neither SOAP's factors nor counters. bf16 is rounded
+  /// stochastically (kernels/rest/rest.h). Routing rules may override it (UpdateSettings).
+  DType state_dtype = DType::f32;
   /// Skip a step with non-finite gradients on all ranks: see Optimizer::step().
   bool skip_non_finite = true;
   /// The program's own optimizers, for the parameters that its routing rules assign to them. In the same
@@ -35,6 +38,8 @@ class AfterUpdate {
   virtual void apply(Stream& compute, const Tensor& skip) = 0;
   /// Returns the parameters whose weights it changes.
   virtual std::vector<Parameter> changed() const = 0;
+  /// Called once, by Optimizer::after_update(), with the counters of the optimizer (Optimizer::counters()).
+  virtual void use_counters(const std::vector<StateCounter>&) {}
 };
 
 /// Optimizer of a sharded model. One rank's thread uses it; collective calls in the same order on every rank.
@@ -106,7 +111,7 @@ class Optimizer {
 
  private:
   /// Makes the rules of this rank's parameters, by algorithm, and records the groups whose copies they write.
-  void make_rules(const Routing& routing, double weight_decay,
+  void make_rules(const Routing& routing, const OptimizerOptions& options,
                   const std::vector<UpdateRuleFactory>& factories);
   /// Gives the clip factor to the rules, or multiplies their parameters' gradients by it.
   void apply_gradient_factor();

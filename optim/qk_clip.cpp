@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -13,6 +14,7 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/qk_clip/qk_clip.h>
 #include <sherd/kernels/random/random.h>
+#include <sherd/optim/detail/rest_segments.h>
 
 namespace sherd {
 namespace {
@@ -24,21 +26,30 @@ std::vector<ProjectedHeads> projections(const AttentionHeads& a) {
   return all;
 }
 
+using Pieces = std::map<Master, std::vector<HeadScaleSegment>>;
+
 // Adds the elements of each head that this rank holds. Layouts may cut inside of a head, which is then on
-// several ranks.
-void add_pieces(std::vector<HeadScaleSegment>& pieces, const AttentionHeads& a, const ProjectedHeads& p,
-                const Tensor& factors) {
+// several ranks. `again` is for elements that are scaled twice in a step, and rounded twice by different noise.
+void add_pieces(Pieces& pieces, const AttentionHeads& a, const ProjectedHeads& p, const Tensor& factors,
+                const std::vector<StateCounter>& counters, bool again = false) {
   if (p.param.frozen()) return;
-  const Tensor shard = p.param.shard();
+  const Master master = p.param.group().plan().master;
+  const RestPiece shard(p.param.shard(), p.param.shard_low());
+  const auto counter =
+      std::find_if(counters.begin(), counters.end(), [&](auto& c) { return c.param == p.param; });
   const ParamRange range = p.param.shard_range();
   const int64_t columns = p.param.shape().size() == 2 ? p.param.shape()[1] : 1;
   for (int64_t h = 0; h < factors.numel(); ++h) {
     const auto [first_row, last_row] = a.rows(p, h);
     const int64_t first = first_row * columns, last = last_row * columns;
     const int64_t begin = std::max(first, range.begin.value), end = std::min(last, range.end.value);
-    if (begin < end)
-      pieces.push_back(
-          {shard.data<float>() + (begin - range.begin.value), end - begin, factors.data<float>() + h});
+    if (begin >= end) continue;
+    for (NoiseRun& run : rest_runs(p.param, {master, DType::f32}, begin - range.begin.value, end - begin,
+                                   counter != counters.end() ? counter->value : Tensor())) {
+      run.noise.key = hash64(run.noise.key, again ? "qk_clip, keys" : "qk_clip");  // not the update's
+      pieces[master].push_back(
+          {shard.at(run.begin), run.count, factors.data<float>() + h, shard.low_at(run.begin), run.noise});
+    }
   }
 }
 
@@ -241,7 +252,7 @@ void QkClip::apply(Stream& compute, const Tensor& skip) {
   // All layers in one message, also in a step that `skip` drops: collectives are the same in every step.
   if (data_ranks_->size() > 1) data_ranks_->all_reduce(compute, packed_, ReduceOp::max);
   if (tensor_ranks_ != nullptr) tensor_ranks_->all_gather(compute, gathered_, packed_);
-  std::vector<HeadScaleSegment> pieces, alone;
+  Pieces pieces, alone;
   int64_t at = 0;  // of the layer's query heads in packed_
   for (const Layer& l : layers_) {
     const AttentionHeads& a = l.maxima->heads();
@@ -253,18 +264,25 @@ void QkClip::apply(Stream& compute, const Tensor& skip) {
     at += a.heads;
     ops::qk_clip_factors(compute, l.query, l.key, l.all, tau_, skip);
     const Tensor queries = l.query.flat(l.first_query, l.first_query + a.heads);
-    for (const ProjectedHeads& p : a.queries) add_pieces(pieces, a, p, queries);
-    for (const ProjectedHeads& p : l.keys) add_pieces(pieces, a, p, l.key);
+    for (const ProjectedHeads& p : a.queries) add_pieces(pieces, a, p, queries, counters_);
+    for (const ProjectedHeads& p : l.keys) add_pieces(pieces, a, p, l.key, counters_);
     for (const ProjectedHeads& p : a.alone) {
-      add_pieces(pieces, a, p, queries);
-      add_pieces(alone, a, p, l.key);
+      add_pieces(pieces, a, p, queries, counters_);
+      add_pieces(alone, a, p, l.key, counters_, true);
     }
     // The next step's forwards start from zero.
     l.maxima->reset();
   }
-  // One kernel for all layers. After a skipped step all factors are 1, and the weights keep their bits.
-  ops::scale_heads(compute, pieces);
-  if (!alone.empty()) ops::scale_heads(compute, alone);
+  // One kernel for all layers and each form. After a skipped step all factors are 1, and the weights keep their bits.
+  for (const Pieces* some : {&pieces, &alone})
+    for (const auto& [form, segments] : *some) ops::scale_heads(compute, segments, form);
+}
+
+void QkClip::use_counters(const std::vector<StateCounter>& counters) {
+  // AdamW's "step" or "updates": one of a parameter.
+  for (const Parameter& p : changed())
+    for (const StateCounter& c : counters)
+      if (c.param == p) counters_.push_back(c);
 }
 
 std::vector<Parameter> QkClip::changed() const {

@@ -20,7 +20,7 @@ struct QkClipOptions {
 /// one all-reduce of the maximum for all layers together. They give the factor by which each head's logits
 /// exceed tau. The rows of its query and key projections are scaled down by that factor together (QkClipArgs
 /// has the formula); those of AttentionHeads::alone take all of it. Where heads share a key head, the query rows take the part that the other heads do not
-/// need. It scales the fp32 master weights, each rank the elements that it holds, and copies of them follow;
+/// need. It scales the master weights (stochastically rounded where they are bf16), each rank the elements that it holds, and copies of them follow;
 /// momentum is unchanged. The maxima restart from zero.
 ///
 /// Under tensor parallelism a rank's queries are cut over the tensor dimension. Key heads are cut with them,
@@ -43,6 +43,7 @@ class QkClip : public AfterUpdate {
 
   void apply(Stream& compute, const Tensor& skip) override;
   std::vector<Parameter> changed() const override;
+  void use_counters(const std::vector<StateCounter>& counters) override;
 
  private:
   struct Layer {
@@ -63,6 +64,7 @@ class QkClip : public AfterUpdate {
   Tensor packed_;    // f32, the layers' maxima one after the other
   Tensor gathered_;  // the same of all tensor_ranks_
   double tau_;
+  std::vector<StateCounter> counters_;  // of the parameters
 };
 
 }  // namespace sherd

@@ -170,6 +170,7 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
     r.decays = dims >= 2 && guess.role != Role::bias;
     // The cut tells the layout which rows must stay together, before fully_shard() of the root.
     param.set_cut(r.algorithm.cut());
+    if (r.settings.master) param.set_master(*r.settings.master);
     routing.routes.push_back(std::move(r));
   }
   routing.warnings = doubts.lines(routing.routes);

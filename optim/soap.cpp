@@ -43,7 +43,7 @@ double SoapRule::matrix_flops(int64_t rows, int64_t cols) const {
 
 std::vector<MatrixStateSpec> SoapRule::state(int64_t rows, int64_t cols) const {
   std::vector<MatrixStateSpec> specs = {
-      {"soap_exp_avg", {rows, cols}}, {"soap_exp_avg_sq", {rows, cols}}, {"soap_steps", {1}}};
+      {"soap_exp_avg", {rows, cols}, true}, {"soap_exp_avg_sq", {rows, cols}, true}, {"soap_steps", {1}}};
   const auto add_side = [&](const std::string& name, int64_t n) {
     if (n > o_.max_dim) return;
     for (auto& spec : {MatrixStateSpec{name, {n, n}}, {name + "_basis", {n, n}}, {name + "_values", {n}}})
@@ -58,13 +58,20 @@ void SoapRule::compute_with_state(Stream& compute, const Tensor& out, const Tens
                                   const std::vector<MatrixState>& states) {
   std::vector<SoapMatrix> matrices;
   matrices.reserve(states.size());
-  for (const auto& [tensors, skip] : states) {
+  for (const auto& [tensors, skip, key] : states) {
     size_t next = 0;
     const auto take = [&, &all = tensors] { return all[next++].data<float>(); };
     SoapMatrix m;
     m.skip = skip.defined() ? skip.data<int64_t>() : nullptr;
-    m.state.exp_avg = take();
-    m.state.exp_avg_sq = take();
+    m.key = key;
+    for (auto [f32, narrow] :
+         {std::pair(&m.state.exp_avg, &m.exp_avg), {&m.state.exp_avg_sq, &m.exp_avg_sq}}) {
+      const Tensor& t = tensors[next++];
+      if (t.dtype() == DType::bf16)
+        *narrow = t.data<bf16>();
+      else
+        *f32 = t.data<float>();
+    }
     m.state.steps = take();
     if (in.size(1) <= o_.max_dim) {
       m.state.left = take();

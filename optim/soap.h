@@ -22,7 +22,7 @@ struct SoapOptions {
 
 /// The step of KL-SOAP (kernels/soap/soap.h has the formulas) as the rule of whole matrices:
 ///  w = decay * w - lr * update.
-/// State of a matrix [m, n], f32, on its owner, with the prefix "soap_" in checkpoints: exp_avg and exp_avg_sq [m, n];
+/// State of a matrix [m, n], on its owner, f32 but the moments of UpdateItem::state_dtype, with the prefix "soap_" in checkpoints: exp_avg and exp_avg_sq [m, n];
 /// steps [1]; left, left_basis [m, m] and left_values [m]; right, right_basis [n, n] and right_values [n]. That is 24 bytes
 /// per parameter of a square matrix.
 class SoapRule : public MatrixRule {

@@ -14,7 +14,7 @@ struct StateTensor {
   /// PyTorch's keys: "exp_avg", "exp_avg_sq" (AdamW) or "momentum_buffer" (Muon); of another optimizer any
   /// word without a dot. Files name the state by it, after the parameter's name.
   std::string key = {};
-  /// Flat f32 piece at Parameter::shard_range().
+  /// Flat piece at Parameter::shard_range(), f32 or bf16.
   Tensor local = {};
 };
 
@@ -39,7 +39,7 @@ struct OwnedState {
   Shape shape = {};
   /// Indices along `count` of the matrices on this rank, ascending; {0} or empty for one matrix.
   std::vector<int64_t> matrices = {};
-  /// Flat f32: the state of `matrices`, one after the other. Shared with the optimizer.
+  /// Flat, f32 or bf16: the state of `matrices`, one after the other. Shared with the optimizer.
   Tensor local = {};
   /// Mesh dimensions along which other ranks store the same, in the mesh's order.
   std::vector<std::string> repeated = {};

@@ -23,6 +23,8 @@ struct UpdateItem {
   bool writes_copy = false;
   /// Only fields that the rule supports, by its factory, differ from the defaults.
   UpdateSettings settings = {};
+  /// dtype of its elementwise state, f32 or bf16: its settings' or the options'.
+  DType state_dtype = DType::f32;
 };
 
 /// Update of some parameters in a step, and the state kept from step to step. Optimizer owns one for each
@@ -30,9 +32,9 @@ struct UpdateItem {
 /// whether the step is taken, keeps gathers from reading weights that change, and starts the next gradients
 /// from zero. One rank's thread calls all functions, in the same order on every rank.
 ///
-/// A rule sees this rank's flat f32 interval of each parameter: Parameter::shard() and
-/// Parameter::grad_shard(), which may be empty. Its state has the same interval, zero at first, and is
-/// independent of layout and number of ranks, so checkpoints reshard it.
+/// A rule sees this rank's flat interval of each parameter: Parameter::shard() and Parameter::grad_shard() (f32), which may be
+/// empty. Its state has the same interval, zero at first, and is independent of layout and number of ranks, so checkpoints
+/// reshard it. Weights are f32 unless the rule's factory supports other forms.
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
@@ -85,6 +87,9 @@ struct UpdateRuleFactory {
   /// True if it supports UpdateSettings::lr_factor, resp. beta1, beta2 and eps. Otherwise Optimizer refuses
   /// parameters whose settings use them.
   bool heeds_lr_factor = false, heeds_betas = false;
+  /// True if it updates weights in any form (FullyShardOptions::master), resp. keeps state in UpdateItem::state_dtype. It rounds
+  /// with the noise of noise_runs(). Otherwise Optimizer refuses parameters in another form than f32.
+  bool heeds_master = false, heeds_state_dtype = false;
   /// True if step() multiplies gradients by the factor that was set. Otherwise Optimizer does so before, in a
   /// pass of its own.
   bool heeds_gradient_factor = false;

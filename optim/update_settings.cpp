@@ -20,6 +20,8 @@ std::vector<std::string> problems_of(const UpdateSettings& s) {
     if (beta && !(*beta >= 0 && *beta < 1))
       wrong.push_back(fmt::format("{} {} must lie in [0, 1)", name, *beta));
   check("eps", s.eps);
+  if (s.state_dtype && *s.state_dtype != DType::f32 && *s.state_dtype != DType::bf16)
+    wrong.push_back(fmt::format("state dtype {} (use f32 or bf16)", name_of(*s.state_dtype)));
   return wrong;
 }
 
@@ -33,6 +35,8 @@ std::string to_string(const UpdateSettings& s) {
   add("beta1", s.beta1);
   add("beta2", s.beta2);
   add("eps", s.eps);
+  if (s.master) parts.push_back(fmt::format("master {}", name_of(*s.master)));
+  if (s.state_dtype) parts.push_back(fmt::format("state {}", name_of(*s.state_dtype)));
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 

@@ -5,6 +5,9 @@
 #include <string>
 #include <vector>
 
+#include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/rest/rest.h>
+
 namespace sherd {
 
 /// Unset fields keep the optimizer's options. Rules (RoutingRule) give them at every start; like all options
@@ -16,6 +19,10 @@ struct UpdateSettings {
   std::optional<double> weight_decay = {};
   /// For AdamW.
   std::optional<double> beta1 = {}, beta2 = {}, eps = {};
+  /// Replaces FullyShardOptions::master; route() sets it (Parameter::set_master()).
+  std::optional<Master> master = {};
+  /// Replaces OptimizerOptions::state_dtype.
+  std::optional<DType> state_dtype = {};
 
   bool has_betas() const { return beta1 || beta2 || eps; }
   bool operator==(const UpdateSettings&) const = default;

@@ -58,6 +58,9 @@ UpdateRuleFactory WholeMatrices::factory(const Algorithm& algorithm, const Matri
           .writes_copies = true,
           .heeds_lr_factor = true,
           .heeds_betas = false,
+          .heeds_master = true,
+          // It undoes the decay of a momentum, which must be exact.
+          .heeds_state_dtype = !make_rule()->keeps_unused(),
           .heeds_gradient_factor = true,
           .make = [=](Device& device, std::vector<UpdateItem> items) {
             return std::make_unique<WholeMatrices>(device, std::move(items), make_rule(), o);
@@ -109,8 +112,13 @@ WholeMatrices::WholeMatrices(Device& device, std::vector<UpdateItem> items, std:
     }
     // state() returns tensors in the order of the items, for any teams.
     order_.emplace_back(team, slots[team].size());
-    slots[team].push_back(
-        {item.param, item.weight_decay, {}, item.settings.lr_factor, order_.size() - 1, item.writes_copy});
+    slots[team].push_back({item.param,
+                           item.weight_decay,
+                           {},
+                           item.settings.lr_factor,
+                           order_.size() - 1,
+                           item.writes_copy,
+                           item.state_dtype});
   }
   if (!slots.empty()) {
     // High priority: messages must not wait behind the matrix products that they overlap.
@@ -148,6 +156,15 @@ std::vector<StateTensor> WholeMatrices::state() const {
   for (auto& [team, slot] : order_) {
     const MomentumTeam::Slot& s = teams_[team]->slots()[slot];
     out.push_back({s.param, "momentum_buffer", s.momentum});
+  }
+  return out;
+}
+
+std::vector<StateCounter> WholeMatrices::counters() const {
+  std::vector<StateCounter> out;
+  for (auto& [team, slot] : order_) {
+    const MomentumTeam::Slot& s = teams_[team]->slots()[slot];
+    if (s.updates.defined()) out.push_back({s.param, "updates", s.updates});
   }
   return out;
 }

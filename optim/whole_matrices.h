@@ -60,6 +60,8 @@ class WholeMatrices : public UpdateRule {
   void require_sound() override;
   /// Returns momentum_buffer of every parameter; nothing where the rule takes the gradient.
   std::vector<StateTensor> state() const override;
+  /// Returns "updates", the number of updates so far, of every parameter whose weights or momentum are rounded to bf16.
+  std::vector<StateCounter> counters() const override;
   /// Returns the rule's state of whole matrices.
   std::vector<OwnedState> owned_state() const override;
 

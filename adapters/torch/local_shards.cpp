@@ -84,6 +84,7 @@ LocalShards::LocalShards(::torch::nn::Module& root, bool skip_non_finite)
   detail::Model& owner = detail::model_of(root);
   for (const auto& [name, parameter] : model.named_parameters()) {
     if (!parameter.trainable()) continue;
+    detail::require_f32_masters(parameter, "LocalShards");
     impl_->shards.push_back(
         {parameter, view_of_shard(parameter.shard(), parameter, *impl_->device).requires_grad_(true)});
     owner.lend(impl_->shards.back().second,

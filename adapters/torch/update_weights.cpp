@@ -132,6 +132,8 @@ void update_weights(::torch::nn::Module& module, const std::function<void()>& ch
 void update_weights(::torch::nn::Module& module,
                     const std::function<void(const std::string& name, at::Tensor& shard)>& change) {
   const Below all = below(module);
+  for (const auto& [parameter, tensor] : all.parameters)
+    detail::require_f32_masters(parameter, "update_weights with shards");
   const at::NoGradGuard no_grad;
   WeightsChange update(all.model->runtime());
   all.model->join();

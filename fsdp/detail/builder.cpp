@@ -31,10 +31,14 @@ std::vector<std::string> in_words(const std::vector<UnitClaim>& claims, const st
     const auto& [mesh, options, root] = *claim.module->wrap();
     lines.push_back(
         fmt::format("unit '{}' ({}, mesh {})", claim.name, name_of(options.strategy), mesh.describe()));
-    for (const Parameter& p : claim.params)
-      lines.push_back(fmt::format(
-          "parameter '{}' of unit '{}' ({} {}{})", p.name(), claim.name, to_string(p.global_shape()),
-          name_of(p.compute_dtype().value_or(options.compute_dtype)), p.trainable() ? "" : ", frozen"));
+    for (const Parameter& p : claim.params) {
+      const Master master = p.master().value_or(options.master);
+      lines.push_back(fmt::format("parameter '{}' of unit '{}' ({} {}{}{})", p.name(), claim.name,
+                                  to_string(p.global_shape()),
+                                  name_of(p.compute_dtype().value_or(options.compute_dtype)),
+                                  master == Master::f32 ? "" : fmt::format(", master {}", name_of(master)),
+                                  p.trainable() ? "" : ", frozen"));
+    }
   }
   for (const Buffer& b : buffers)
     lines.push_back(fmt::format("buffer '{}' ({} {})", b.name(), to_string(b.shape()), name_of(b.dtype())));

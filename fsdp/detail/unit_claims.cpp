@@ -82,6 +82,8 @@ PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const 
                            .ignored = std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end(),
                            .dtype = p.compute_dtype().value_or(wrap.options.compute_dtype),
                            .tied = claim.tied[i]});
+    if (unit.params.back().dtype != DType::f32)
+      unit.params.back().master = p.master().value_or(wrap.options.master);
     // A number that is the unit's own anyhow stays 0: units with equal options share buckets.
     int& ranks = unit.options.gradient_ranks;
     if (ranks == 0 && !unit.params.back().ignored && sees_other_batches(p, wrap.options) &&

@@ -36,7 +36,7 @@ void MatrixRule::compute_parts(Stream&, const std::vector<MatrixPart>&, const st
 std::string MatrixRule::words_of(const LogicalMatrix& m) const {
   const int64_t rows = m.whole_rows(), cols = m.whole_cols();
   std::string text = fmt::format("{} {}", matrix_flops(rows, cols), scale(rows, cols));
-  for (auto& [key, shape] : state(rows, cols)) text += fmt::format(" {} {}", key, to_string(shape));
+  for (auto& spec : state(rows, cols)) text += fmt::format(" {} {}", spec.key, to_string(spec.shape));
   return text;
 }
 

@@ -19,12 +19,14 @@ struct MatrixPart {
   bool contract_rows;
 };
 
-/// State tensor of a whole matrix, f32, zero at first.
+/// State tensor of a whole matrix, zero at first.
 struct MatrixStateSpec {
   /// A word without a dot or bracket; checkpoints name the tensor by it, after the parameter's name.
   std::string key = {};
   /// Shape of one matrix.
   Shape shape = {};
+  /// It is of UpdateItem::state_dtype, f32 or bf16, and the rule rounds as it stores it; otherwise f32.
+  bool may_be_bf16 = false;
 };
 
 /// State of one matrix of a call.
@@ -33,6 +35,8 @@ struct MatrixState {
   std::vector<Tensor> tensors = {};
   /// Same as in UpdateRule::step(), possibly undefined: if it is not 0, the tensors keep their bits.
   Tensor skip = {};
+  /// Key of the noise that rounds its tensors in bf16 (kernels/rest/rest.h).
+  uint64_t noise_key = 0;
 };
 
 /// Update of whole matrices, a function of their momentum or gradient, and of state of whole matrices. WholeMatrices does

@@ -6,6 +6,7 @@
 
 #include <sherd/kernels/device/stream.h>
 #include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/rest/rest.h>
 #include <sherd/optim/whole/logical_matrix.h>
 
 namespace sherd {
@@ -19,6 +20,8 @@ struct MatrixPiece {
   int64_t local = 0;  // element of the parameter's piece on this rank (Parameter::shard())
   int64_t at = 0;     // element of MatrixResults::values
   int64_t count = 0;
+  /// Noise by elements of the matrix, for state in bf16.
+  Noise noise = {};
 };
 
 /// Computed matrices that came together, as far as this rank updates them: their elements have been

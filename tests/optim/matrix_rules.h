@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <ostream>
@@ -90,8 +91,16 @@ struct DescribedMatrix {
   std::string name;
   Shape shape;
   RowBlocks blocks = {};
+  RestForms forms = {};
 };
 using DescribedMatrices = std::vector<DescribedMatrix>;
+using MatrixStates = std::map<std::string, DType>;  // dtype of each parameter's state
+
+/// Rest forms in turn.
+inline RestForms form_in_turn(size_t i) {
+  constexpr Master kMasters[] = {Master::bf16, Master::f32, Master::split};
+  return {kMasters[i % 3], i / 3 % 2 == 0 ? DType::bf16 : DType::f32};
+}
 
 /// Keys and values of heads, which tensor parallelism assigns whole.
 inline RowBlocks key_value_heads(int64_t heads, int64_t key, int64_t value) {
@@ -122,6 +131,20 @@ inline const DescribedMatrices& every_matrix() {
   return list;
 }
 
+/// The same in every rest form.
+inline const DescribedMatrices& every_form() {
+  static const DescribedMatrices list = [] {
+    DescribedMatrices all = every_matrix();
+    for (size_t i = 0; i < all.size(); ++i) all[i].forms = form_in_turn(i);
+    return all;
+  }();
+  return list;
+}
+
+inline void set_master(Parameter& p, Master master) {
+  if (master != Master::f32) p.set_compute_dtype(DType::bf16).set_master(master);
+}
+
 /// Element i of every rank's gradient. It has few bits: the average over up to 8 ranks, and sums of halves, are exact.
 inline float matrix_gradient(size_t i, int step) {
   return static_cast<float>(
@@ -137,9 +160,12 @@ struct MatrixModel : MadeGradients {
     for (const auto& d : list) {
       Parameter p = param(d.name, d.shape, normal(0.1f));
       p.set_cut(cut);
+      set_master(p, d.forms.master);
+      states[d.name] = d.forms.state;
       if (!d.blocks.empty()) p.set_row_blocks(d.blocks);
     }
   }
+  MatrixStates states;
   int step = 0, microbatches = 1;
   GradientChange change;
   void put_gradients() override {
@@ -160,11 +186,15 @@ struct MatrixModel : MadeGradients {
 
 constexpr double kMatrixRate = 0.02, kMatrixDecay = 0.1;
 
-/// The parameters that are matrices or stacks of them.
-inline std::vector<UpdateItem> matrix_items(ModuleBase& model, double decay = kMatrixDecay) {
+/// The parameters that are matrices or stacks of them. @param states dtype of state by name, else f32.
+inline std::vector<UpdateItem> matrix_items(ModuleBase& model, double decay = kMatrixDecay,
+                                            const MatrixStates& states = {}) {
   std::vector<UpdateItem> items;
-  for (auto& [name, p] : model.named_parameters())
-    if (p.shape().size() >= 2) items.push_back({p, decay});
+  for (auto& [name, p] : model.named_parameters()) {
+    if (p.shape().size() < 2) continue;
+    items.push_back({p, decay});
+    if (states.contains(name)) items.back().state_dtype = states.at(name);
+  }
   return items;
 }
 
@@ -186,7 +216,10 @@ inline WholeMatrices& whole_matrices_of(UpdateRule& rule) {
 inline void add_everything(OwnedValues& all, const std::vector<Parameter>& parameters,
                            const std::vector<StateTensor>& state, const std::vector<OwnedState>& owned,
                            Stream& s) {
-  for (const Parameter& p : parameters) all.add(p, p.name(), whole(p, p.shard(), s));
+  for (const Parameter& p : parameters) {
+    all.add(p, p.name(), whole(p, p.shard(), s));
+    if (p.shard_low().defined()) all.add(p, p.name() + " low", whole(p, p.shard_low(), s));
+  }
   for (const StateTensor& t : state)
     all.add(t.param, t.param.name() + " " + t.key, whole(t.param, t.local, s));
   all.add(owned, s);
@@ -196,7 +229,7 @@ struct MatrixRun {
   int ranks = 1, replicas = 1, steps = 4, microbatches = 1;
   FullyShardOptions shard = {};
   CutClass cut = CutClass::row;  // element: pieces begin and end within rows
-  const DescribedMatrices* model = &every_matrix();
+  const DescribedMatrices* model = &every_form();
   double decay = kMatrixDecay;
   GradientChange change = {};
   /// Every rank, after the last step.
@@ -211,7 +244,8 @@ inline OwnedValues::Map trained(const UpdateRuleFactory& factory, const MatrixRu
     model.change = run.change;
     model.microbatches = run.microbatches;
     fully_shard(model, mesh_of(r, run.replicas), run.shard);
-    const auto rule = factory.make(*r.device, matrix_items(model, run.decay));
+    const auto rule = factory.make(
+        *r.device, matrix_items(model, run.decay, factory.heeds_state_dtype ? model.states : MatrixStates{}));
     Stream& s = r.device->compute();
     for (model.step = 0; model.step < run.steps; ++model.step) {
       for (int micro = 0; micro < run.microbatches; ++micro) {
@@ -241,7 +275,11 @@ inline OwnedValues::Map trained_pieces(const UpdateRuleFactory& factory, const S
     }
     std::vector<UpdateItem> items = matrix_items(model);
     std::vector<Parameter> parameters;
-    for (UpdateItem& item : items) parameters.push_back(item.param.set_cut(CutClass::row));
+    for (size_t i = 0; i < items.size(); ++i) {
+      parameters.push_back(items[i].param.set_cut(CutClass::row));
+      set_master(items[i].param, form_in_turn(i).master);
+      if (factory.heeds_state_dtype) items[i].state_dtype = form_in_turn(i).state;
+    }
     model.wrap({.strategy = strategy});
     const auto rule = factory.make(*r.device, items);
     for (int step = 0; step < steps; ++step) {

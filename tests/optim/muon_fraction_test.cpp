@@ -21,7 +21,7 @@ TEST(MuonFraction, IsTheRuleInDouble) {
     Doubles momentum(kRows * kCols, 0), weight;
     for (int steps = 0; steps <= 6; ++steps) {
       // Every step begins with the weights that the run had before it.
-      const OwnedValues::Map got = trained(rule, {.steps = steps});
+      const OwnedValues::Map got = trained(rule, {.steps = steps, .model = &every_matrix()});
       const std::vector<float>&w = got.at("square"), &buffer = got.at("square momentum_buffer");
       if (steps == 0) {
         weight.assign(w.begin(), w.end());
@@ -63,8 +63,10 @@ TEST(MuonFraction, IsTheRuleInDouble) {
 }
 
 TEST(MuonFraction, OfOneIsMuonInBitsAndAllButTheLastRowIsNot) {
-  const auto of = [](double fraction) { return trained(Muon::factory({.fraction = fraction})); };
-  const OwnedValues::Map muon = trained(Muon::factory({}));
+  const auto of = [](double fraction) {
+    return trained(Muon::factory({.fraction = fraction}), {.model = &every_matrix()});
+  };
+  const OwnedValues::Map muon = trained(Muon::factory({}), {.model = &every_matrix()});
   EXPECT_EQ(other_bits(of(1), muon), "");
   // All rows: the same rows, and momentum that decays in all of them.
   EXPECT_EQ(other_bits(of(0.99), muon), "");

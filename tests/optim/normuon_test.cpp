@@ -64,7 +64,8 @@ class NorMuonRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(NorMuonRanks, FollowsTheFormula) {
   const NorMuonOptions options;
-  const MatrixRun run{.ranks = GetParam(), .steps = 3}, none{.steps = 0};
+  const MatrixRun run{.ranks = GetParam(), .steps = 3, .model = &every_matrix()},
+      none{.steps = 0, .model = &every_matrix()};
   const UpdateRuleFactory normuon = NorMuon::factory(options);
   const OwnedValues::Map before = trained(normuon, none), after = trained(normuon, run);
   for (auto& d : every_matrix()) {
@@ -118,8 +119,8 @@ TEST(NorMuon, GramEntriesAgreeToRounding) {
 
 TEST(NorMuon, UpdatesHaveTheRmsOfMuonsWhateverTheShape) {
   const UpdateRuleFactory normuon = NorMuon::factory({.muon = {.scale_factor = 0.5}});
-  const OwnedValues::Map after = trained(normuon, {.ranks = 2, .steps = 1}),
-                         before = trained(normuon, {.ranks = 2, .steps = 0});
+  const OwnedValues::Map after = trained(normuon, {.ranks = 2, .steps = 1, .model = &every_matrix()}),
+                         before = trained(normuon, {.ranks = 2, .steps = 0, .model = &every_matrix()});
   for (auto& d : every_matrix()) {
     double squares = 0;
     const std::vector<float>&a = after.at(d.name), &b = before.at(d.name);

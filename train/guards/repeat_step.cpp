@@ -29,7 +29,10 @@ std::vector<Item> items_of(ModuleBase& root, const Optimizer& optimizer) {
   const auto add = [&](std::string what, const Tensor& live) {
     if (live.defined() && live.numel() > 0) all.push_back({std::move(what), live, {}});
   };
-  for (auto& [name, p] : root.named_parameters()) add("weights of " + name, p.shard());
+  for (auto& [name, p] : root.named_parameters()) {
+    add("weights of " + name, p.shard());
+    add("low halves of weights of " + name, p.shard_low());
+  }
   for (const StateTensor& s : optimizer.state())
     add(fmt::format("optimizer state '{}' of {}", s.key, s.param.name()), s.local);
   for (const OwnedState& s : optimizer.owned_state())

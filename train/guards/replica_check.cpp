@@ -76,7 +76,10 @@ std::vector<Copied> copied_tensors(ModuleBase& root, const std::vector<const Opt
   for (auto& [name, p] : root.named_parameters()) {
     const ParamGroup& g = p.group();
     add("weights", p, g.axes().weights_split, g.resting(p.index_in_group()));
-    if (g.has_masters()) add("fp32 master weights", p, g.axes().state_split, {{p.shard_range(), p.shard()}});
+    const char* const masters = g.plan().master == Master::f32 ? "fp32 master weights" : "master weights";
+    if (g.has_masters()) add(masters, p, g.axes().state_split, {{p.shard_range(), p.shard()}});
+    if (const Tensor low = p.shard_low(); low.defined())
+      add("low halves of master weights", p, g.axes().state_split, {{p.shard_range(), low}});
   }
   for (const Optimizer* optimizer : optimizers)
     for (const StateTensor& s : optimizer->state())

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/fsdp/group.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {
@@ -48,19 +49,23 @@ std::vector<RankMemory> rank_memory(Communicator& world) {
   return all;
 }
 
-RankMemory replicated_memory(const Routing& routing, DType compute, const Optimizer* optimizer,
-                             int64_t frozen) {
-  const int64_t copy = compute == DType::f32 ? 0 : size_of(compute);
-  RankMemory r{.parameters = frozen * (4 + copy)};
+RankMemory replicated_memory(ModuleBase& root, const Routing& routing, const Optimizer* optimizer) {
+  RankMemory r;
+  for (auto& [name, p] : root.named_parameters()) {
+    const GroupPlan& plan = p.group().plan();
+    const int64_t copy = plan.master == Master::f32 && plan.dtype != DType::f32 ? size_of(plan.dtype) : 0;
+    r.parameters += numel_of(p.global_shape()) * (bytes_of(plan.master) + copy);
+  }
   for (auto& route : routing.routes) {
     const int64_t n = numel_of(route.param.global_shape());
-    r.parameters += n * (4 + copy);
     r.gradients += n * 4;
     if (!optimizer) r.optimizer += n * (route.algorithm == Algorithm::muon ? 4 : 8);
   }
   if (!optimizer) return r;
-  for (const StateTensor& s : optimizer->state()) r.optimizer += 4 * numel_of(s.param.global_shape());
-  for (const OwnedState& s : optimizer->owned_state()) r.optimizer += 4 * numel_of(s.shape);
+  for (const StateTensor& s : optimizer->state())
+    r.optimizer += size_of(s.local.dtype()) * numel_of(s.param.global_shape());
+  for (const OwnedState& s : optimizer->owned_state())
+    r.optimizer += size_of(s.local.dtype()) * numel_of(s.shape);
   return r;
 }
 

@@ -22,11 +22,11 @@ struct RankMemory {
 [[nodiscard]] std::vector<RankMemory> rank_memory(Communicator& world);
 
 /// Returns what one rank would hold under no_shard: parameters, gradients, optimizer states.
-/// @param compute dtype of gathered parameters; other than f32 it is a copy beside the f32 master weights.
-/// @param optimizer whose states count; null: those that AdamW and Muon would have.
-/// @param frozen elements of frozen parameters, which have no route: neither gradients nor states
-[[nodiscard]] RankMemory replicated_memory(const Routing& routing, DType compute,
-                                           const Optimizer* optimizer = nullptr, int64_t frozen = 0);
+/// @param root sharded; its parameters count in their rest forms, with a copy in the compute dtype beside fp32 masters.
+/// @param routing of the parameters that have gradients and states.
+/// @param optimizer whose states count; null: those that AdamW and Muon would have in f32.
+[[nodiscard]] RankMemory replicated_memory(ModuleBase& root, const Routing& routing,
+                                           const Optimizer* optimizer = nullptr);
 
 /// Formats aligned lines: all ranks, `replicated` (its other_peak is not used), and the largest rank's part
 /// of it.

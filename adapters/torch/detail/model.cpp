@@ -59,8 +59,24 @@ void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& ten
   const ParamRange range = parameter.shard_range();
   if (range.empty()) return;
   const at::Tensor values = on_host(tensor);
-  ops::copy_from_host(compute, parameter.shard(), values.const_data_ptr<float>() + range.begin.value,
-                      range.size() * size_of(DType::f32));
+  const Tensor own = parameter.shard();
+  const Tensor whole = own.dtype() == DType::f32 ? own
+                                                 : Tensor::empty(compute.device(), {range.size()}, DType::f32,
+                                                                 MemoryClass::scratch, "fp32 weights");
+  ops::copy_from_host(compute, whole, values.const_data_ptr<float>() + range.begin.value, whole.nbytes());
+  if (whole.raw() == own.raw()) return;
+  ops::write_weights(compute, own, parameter.shard_low(), whole);
+  compute.synchronize();  // before the memory is written from the host again
+}
+
+void require_f32_masters(const Parameter& parameter, const char* function) {
+  const Master master = parameter.group().plan().master;
+  if (master == Master::f32) return;
+  throw InvalidArgument(
+      fmt::format("sherd::torch::{}: shards of parameter '{}' are not fp32 tensors (master {}); use master "
+                  "f32, or update "
+                  "with sherd::Optimizer",
+                  function, parameter.name(), name_of(master)));
 }
 
 std::shared_ptr<const UnitUse> unit_of_parameter(const at::Tensor& parameter) {

@@ -87,6 +87,8 @@ std::shared_ptr<const UnitUse> unit_of_parameter(const at::Tensor& parameter);
 
 /// Copies this rank's piece out of `tensor`, which has all values of the parameter.
 void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& tensor);
+/// @throws InvalidArgument for a parameter whose shard is not fp32 (FullyShardOptions::master), naming it and `function`.
+void require_f32_masters(const Parameter& parameter, const char* function);
 /// Remedy in errors about weights written at the wrong place.
 inline constexpr const char* kWriteWeights =
     "such a write is lost, or is kept by this rank alone, as the strategy has it, and what the values are "

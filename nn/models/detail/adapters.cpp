@@ -6,6 +6,7 @@
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/gemm/gemm.h>
+#include <sherd/kernels/rest/rest.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn::detail {
@@ -42,10 +43,15 @@ void Adapters::fold(ShardRuntime& runtime) const {
     const Tensor product = like(a, weight.shape());
     ops::gemm(s, product, b, false, a, false, p.scale);
     const ParamRange own = weight.shard_range();
-    if (own.size() > 0) ops::scaled_add(s, weight.shard(), 1, product.flat(own.begin.value, own.end.value));
+    if (own.size() == 0) continue;
+    const Tensor folded = like(a, {own.size()});
+    ops::read_weights(s, folded, weight.shard(), weight.shard_low());
+    ops::scaled_add(s, folded, 1, product.flat(own.begin.value, own.end.value));
+    ops::write_weights(s, weight.shard(), weight.shard_low(), folded);
   }
   for (const auto& [weight, p] : all_)
-    if (p.b.shard().numel() > 0) ops::fill(s, p.b.shard(), 0);
+    for (const Tensor& t : {p.b.shard(), p.b.shard_low()})
+      if (t.defined() && t.numel() > 0) ops::fill(s, t, 0);
   s.synchronize();
   change.end();
 }

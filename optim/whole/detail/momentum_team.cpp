@@ -1,11 +1,16 @@
 #include <sherd/optim/whole/detail/momentum_team.h>
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include <sherd/fsdp/group.h>
 #include <sherd/kernels/dion/dion.h>
 #include <sherd/kernels/ops.h>
+#include <sherd/optim/detail/rest_segments.h>
 
 namespace sherd {
 namespace {
@@ -14,7 +19,7 @@ std::vector<MomentumTeam::Slot> with_momentum(Device& device, std::vector<Moment
                                               const MatrixRule& rule) {
   if (rule.takes_gradient()) return slots;
   for (MomentumTeam::Slot& slot : slots) {
-    slot.momentum = Tensor::empty(device, {slot.param.shard_range().size()}, DType::f32,
+    slot.momentum = Tensor::empty(device, {slot.param.shard_range().size()}, slot.state_dtype,
                                   MemoryClass::optimizer, "optimizer momentum_buffer");
     ops::fill(device.compute(), slot.momentum, 0);
   }
@@ -27,7 +32,15 @@ std::vector<Parameter> params_of(const std::vector<MomentumTeam::Slot>& slots) {
   return params;
 }
 
+std::vector<DType> dtypes_of(const std::vector<MomentumTeam::Slot>& slots) {
+  std::vector<DType> dtypes;
+  for (const MomentumTeam::Slot& slot : slots) dtypes.push_back(slot.state_dtype);
+  return dtypes;
+}
+
 }  // namespace
+
+RestForms MomentumTeam::Slot::forms() const { return {param.group().plan().master, state_dtype}; }
 
 MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& rule,
                            const MomentumOptions& options, MatrixStreams& streams,
@@ -42,11 +55,33 @@ MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& 
              .sums = refinement != nullptr,
              .settings = to_string(options) + " " + rule.settings()},
             streams),
-      states_(device, params_of(slots_), team_, rule),
+      states_(device, params_of(slots_), dtypes_of(slots_), team_, rule),
       guard_(rule.name(), device.label(), team_) {
   // A skip flag that is always set, for parameters that are frozen at present.
   skip_frozen_ = Tensor::empty(device, {1}, DType::i64, MemoryClass::optimizer, "optimizer status");
   ops::fill(device.compute(), skip_frozen_, 1);
+  const auto draws = [&](const Slot& slot) {
+    return slot.forms().master == Master::bf16 ||
+           (slot.momentum.defined() && slot.state_dtype == DType::bf16);
+  };
+  if (std::none_of(slots_.begin(), slots_.end(), draws)) return;
+  updates_ = Tensor::empty(device, {static_cast<int64_t>(slots_.size())}, DType::f32, MemoryClass::optimizer,
+                           "optimizer updates");
+  ops::fill(device.compute(), updates_, 0);
+  for (size_t i = 0; i < slots_.size(); ++i)
+    if (draws(slots_[i]))
+      slots_[i].updates = updates_.flat(static_cast<int64_t>(i), static_cast<int64_t>(i) + 1);
+}
+
+void MomentumTeam::count_updates(Stream& compute) {
+  if (!updates_.defined()) return;
+  const auto size = static_cast<int64_t>(slots_.size());
+  const auto counts = [&](int64_t i) { return !slots_[static_cast<size_t>(i)].param.frozen(); };
+  // One kernel for adjacent slots.
+  for (int64_t begin = 0, end = 0; begin < size; begin = end + 1) {
+    for (end = begin; end < size && counts(end);) ++end;
+    if (begin < end) ops::adamw_count(compute, updates_.flat(begin, end), {}, {}, skip_);
+  }
 }
 
 void MomentumTeam::step(Stream& compute, double lr, const Tensor& skip, const Tensor& gradient_factor) {
@@ -55,6 +90,7 @@ void MomentumTeam::step(Stream& compute, double lr, const Tensor& skip, const Te
   skip_ = skip;
   // Ignored parameters, a team of their own, are outside the gradient norm, so its factor does not apply to them.
   factor_ = slots_.front().param.group().replicated() ? Tensor() : gradient_factor;
+  count_updates(compute);
   team_.step(compute);
   if (!rule_.checks_values()) guard_.end_step(compute);
   skip_ = factor_ = Tensor();
@@ -65,22 +101,34 @@ void MomentumTeam::step(Stream& compute, double lr, const Tensor& skip, const Te
 void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChunk& chunk) {
   // Parameters with unequal decay differ in the l2 term only: one pass for each value. Frozen ones are
   // packed, too, since messages are the same in every step, and keep their momentum.
-  std::map<std::pair<double, bool>, std::vector<MomentumSegment>> passes;
-  for (auto& seg : chunk.inputs) {
-    const Slot& slot = slot_of(seg.matrix);
-    float* const gradient = slot.param.grad_shard().data<float>() + seg.local;
-    const double l2 = options_.decay == MatrixDecay::l2 ? slot.weight_decay : 0;
-    passes[{l2, slot.param.frozen()}].push_back(
-        {rule_.takes_gradient() ? gradient : slot.momentum.data<float>() + seg.local, gradient,
-         slot.param.shard().data<float>() + seg.local, seg.count, seg.at});
-  }
+  std::map<std::tuple<double, bool, RestForms>, std::vector<MomentumSegment>> passes;
   // The gradient is its own buffer, which does not move: with a momentum of 0 and Nesterov the message is the gradient in
   // bits.
-  const bool gradient = rule_.takes_gradient();
-  for (auto& [kind, segments] : passes)
-    ops::muon_momentum(compute, message, segments, gradient ? 0 : options_.momentum,
-                       gradient || options_.nesterov, static_cast<float>(kind.first),
-                       gradient || kind.second ? skip_frozen_ : skip_, factor_);
+  const bool takes_gradient = rule_.takes_gradient();
+  for (auto& seg : chunk.inputs) {
+    const Slot& slot = slot_of(seg.matrix);
+    const Parameter& p = slot.param;
+    const double l2 = options_.decay == MatrixDecay::l2 ? slot.weight_decay : 0;
+    const RestForms forms{slot.forms().master, takes_gradient ? DType::f32 : slot.state_dtype};
+    auto& segments = passes[{l2, p.frozen(), forms}];
+    const RestPiece buffer(takes_gradient ? p.grad_shard() : slot.momentum),
+        weights(p.shard(), p.shard_low());
+    // The pass rounds the buffer alone.
+    for (const NoiseRun& run : rest_runs(p, {Master::f32, forms.state}, seg.local, seg.count, slot.updates))
+      segments.push_back({.buffer = buffer.at(run.begin),
+                          .gradient = p.grad_shard().data<float>() + run.begin,
+                          .weight = weights.at(run.begin),
+                          .count = run.count,
+                          .at = seg.at < 0 ? seg.at : seg.at + run.begin - seg.local,
+                          .low = weights.low_at(run.begin),
+                          .noise = run.noise});
+  }
+  for (auto& [kind, segments] : passes) {
+    const auto& [l2, frozen, forms] = kind;
+    ops::muon_momentum(compute, message, segments, takes_gradient ? 0 : options_.momentum,
+                       takes_gradient || options_.nesterov, static_cast<float>(l2),
+                       takes_gradient || frozen ? skip_frozen_ : skip_, factor_, forms);
+  }
 }
 
 void MomentumTeam::compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status,
@@ -88,7 +136,7 @@ void MomentumTeam::compute(Stream& compute, const Tensor& out, const Tensor& in,
   std::vector<MatrixState> states;
   if (states_.any())
     for (const int m : matrices)
-      states.push_back({states_.of(m), slot_of(m).param.frozen() ? skip_frozen_ : skip_});
+      states.push_back({states_.of(m), slot_of(m).param.frozen() ? skip_frozen_ : skip_, noise_key_of(m)});
   const bool checks = !rule_.checks_values();
   if (checks) {  // before the rule, which may write statuses of its own
     ops::fill(compute, status, 0);
@@ -115,13 +163,22 @@ void MomentumTeam::check(Stream& compute, const Tensor& values, const Tensor& st
 void MomentumTeam::check_results(Stream& compute, const Tensor& out, const Tensor& status,
                                  const std::vector<int>& matrices, const std::vector<MatrixState>& states) {
   check(compute, out, status, matrices, MatrixStatus::bad_result, true);
-  std::vector<CheckedSegment> segments;
+  std::map<DType, std::vector<CheckedSegment>> segments;
   for (size_t i = 0; i < states.size(); ++i) {
     if (slot_of(matrices[i]).param.frozen()) continue;
     for (const Tensor& t : states[i].tensors)
-      segments.push_back({t.data<float>(), t.numel(), status.data<int32_t>() + static_cast<int64_t>(i)});
+      segments[t.dtype()].push_back({t.raw(), t.numel(), status.data<int32_t>() + static_cast<int64_t>(i)});
   }
-  if (!segments.empty()) ops::check_finite(compute, segments, MatrixStatus::bad_state, false, skip_);
+  for (auto& [dtype, some] : segments)
+    ops::check_finite(compute, some, MatrixStatus::bad_state, false, skip_, dtype);
+}
+
+// Elements of a matrix have indices of their own: the whole matrix is on its owner, whatever cuts the parameter.
+uint64_t MomentumTeam::noise_key_of(int matrix) const {
+  const LogicalMatrix& m = team_.matrices()[static_cast<size_t>(matrix)];
+  // Names of matrices that tensor parallelism assigns whole depend on its ranks, places in their set do not.
+  return hash64(noise_key(slot_of(matrix).param),
+                m.stack_size > 0 ? fmt::format("{} {}", m.stack, m.stack_index) : m.block);
 }
 
 void MomentumTeam::compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,
@@ -152,7 +209,8 @@ Tensor MomentumTeam::refined(Stream& compute, const Tensor& results, const Matri
     std::vector<MatrixPiece> pieces;
     for (auto& seg : chunk.updates)
       if (is_chosen(seg.matrix))
-        pieces.push_back({slot_of(seg.matrix).item, seg.matrix, seg.first, seg.local, seg.at, seg.count});
+        pieces.push_back({slot_of(seg.matrix).item, seg.matrix, seg.first, seg.local, seg.at, seg.count,
+                          noise_of(seg.matrix)});
     const auto sum = [&, shared = shared](const Tensor& t) { team_.sum(compute, t, cut, shared); };
     const int tensor_rank = shared ? team_.tensor_rank() : 0;
     refinement_->refine(compute, {values, matrices, present, pieces, tensor_rank, sum},
@@ -165,7 +223,8 @@ Tensor MomentumTeam::refined(Stream& compute, const Tensor& results, const Matri
 // bits.
 void MomentumTeam::update(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut) {
   const Tensor values = refined(compute, results, chunk, cut);
-  std::map<DType, std::vector<UpdateSegment>> updates;  // by the dtype of copies
+  std::map<std::pair<DType, Master>, std::vector<UpdateSegment>>
+      updates;  // by the dtype of copies and the form
   for (auto& seg : chunk.updates) {
     const LogicalMatrix& m = team_.matrices()[static_cast<size_t>(seg.matrix)];
     const Slot& slot = slot_of(seg.matrix);
@@ -174,13 +233,22 @@ void MomentumTeam::update(Stream& compute, const Tensor& results, const MatrixCh
     // A refinement determines the scale itself.
     const double scale = refinement_ ? 1 : rule_.scale(m.whole_rows(), m.whole_cols());
     const Tensor copy = slot.writes_copy ? slot.param.model_copy() : Tensor();
-    const Tensor written = copy.defined() ? copy.flat(seg.local, seg.local + seg.count) : copy;
-    updates[copy.defined() ? copy.dtype() : DType::f32].push_back(
-        {slot.param.shard().data<float>() + seg.local, seg.count, seg.at,
-         static_cast<float>(decay_factor(options_.decay, rate, slot.weight_decay)),
-         static_cast<float>(-rate * scale), copy.defined() ? written.raw() : nullptr});
+    const Master master = slot.forms().master;
+    auto& segments = updates[{copy.defined() ? copy.dtype() : DType::f32, master}];
+    const RestPiece weights(slot.param.shard(), slot.param.shard_low());
+    for (const NoiseRun& run :
+         rest_runs(slot.param, {master, DType::f32}, seg.local, seg.count, slot.updates))
+      segments.push_back({.weight = weights.at(run.begin),
+                          .count = run.count,
+                          .at = seg.at + run.begin - seg.local,
+                          .decay = static_cast<float>(decay_factor(options_.decay, rate, slot.weight_decay)),
+                          .alpha = static_cast<float>(-rate * scale),
+                          .copy = copy.defined() ? RestPiece(copy).at(run.begin) : nullptr,
+                          .low = weights.low_at(run.begin),
+                          .noise = run.noise});
   }
-  for (auto& [copies, segments] : updates) ops::muon_update(compute, segments, values, skip_, copies);
+  for (auto& [kind, segments] : updates)
+    ops::muon_update(compute, segments, values, skip_, kind.first, {kind.second, DType::f32});
   if (rule_.keeps_unused()) keep_unused(compute, results, chunk);
 }
 

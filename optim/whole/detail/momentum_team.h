@@ -21,10 +21,14 @@ class MomentumTeam : private MatrixClient {
   struct Slot {
     Parameter param;
     double weight_decay = 0;
-    Tensor momentum;  // flat f32, this rank's piece; undefined where the rule takes the gradient
+    Tensor momentum;  // flat, this rank's piece; undefined where the rule takes the gradient
     double lr_factor = 1;
     size_t item = 0;  // index among the optimizer's items
     bool writes_copy = false;
+    DType state_dtype = DType::f32;
+    Tensor updates = {};  // f32 [1], the updates so far; undefined unless something of it is rounded
+
+    RestForms forms() const;
   };
 
   /// Collective over the team, as MatrixTeam.
@@ -56,12 +60,20 @@ class MomentumTeam : private MatrixClient {
   Tensor refined(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut);
   /// Keeps the momentum of elements whose result is zero (MatrixRule::keeps_unused()).
   void keep_unused(Stream& compute, const Tensor& results, const MatrixChunk& chunk);
+  /// Counts an update of every slot that is not frozen.
+  void count_updates(Stream& compute);
   /// Queues the checks of the results and of the state.
   void check_results(Stream& compute, const Tensor& out, const Tensor& status,
                      const std::vector<int>& matrices, const std::vector<MatrixState>& states);
   /// Queues a check of matrices [batch, rows, cols], but for those of frozen parameters.
   void check(Stream& compute, const Tensor& values, const Tensor& status, const std::vector<int>& matrices,
              MatrixStatus found, bool clears);
+  /// Return the key of a matrix's noise, and the noise of state along it.
+  uint64_t noise_key_of(int matrix) const;
+  Noise noise_of(int matrix) const {
+    const Tensor& updates = slot_of(matrix).updates;
+    return {.key = noise_key_of(matrix), .count = updates.defined() ? updates.data<float>() : nullptr};
+  }
   const Slot& slot_of(int matrix) const { return slots_[team_.param_of(matrix)]; }
 
   std::vector<Slot> slots_;
@@ -71,6 +83,7 @@ class MomentumTeam : private MatrixClient {
   MatrixTeam team_;
   OwnedStates states_;
   RuleGuard guard_;
+  Tensor updates_;      // f32, one for each slot; undefined where none has any
   Tensor skip_frozen_;  // of parameters that are frozen: always 1
   double lr_ = 0;       // of the step that is being issued
   Tensor skip_;         // of the step that is being issued

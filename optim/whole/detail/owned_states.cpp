@@ -19,7 +19,7 @@ namespace {
 void check_specs(const LogicalMatrix& m, const std::vector<MatrixStateSpec>& specs,
                  std::vector<std::string>& wrong) {
   std::set<std::string> seen;
-  for (const auto& [key, shape] : specs) {
+  for (const auto& [key, shape, may_be_bf16] : specs) {
     if (key.empty() || key.find_first_of(".[]") != std::string::npos)
       wrong.push_back(fmt::format("key '{}' must be a word without a dot or bracket", key));
     if (!seen.insert(key).second)
@@ -32,8 +32,8 @@ void check_specs(const LogicalMatrix& m, const std::vector<MatrixStateSpec>& spe
 
 }  // namespace
 
-OwnedStates::OwnedStates(Device& device, const std::vector<Parameter>& params, const MatrixTeam& team,
-                         const MatrixRule& rule)
+OwnedStates::OwnedStates(Device& device, const std::vector<Parameter>& params,
+                         const std::vector<DType>& dtypes, const MatrixTeam& team, const MatrixRule& rule)
     : places_(team.matrices().size()) {
   std::map<std::pair<size_t, std::string>, std::vector<int>> groups;  // by parameter and LogicalMatrix::stack
   std::vector<std::string> wrong;
@@ -48,11 +48,12 @@ OwnedStates::OwnedStates(Device& device, const std::vector<Parameter>& params, c
         fmt::format("{}: state of whole matrices: {}", rule.name(), fmt::join(wrong, "; ")));
   for (const auto& [whose, matrices] : groups) {
     const LogicalMatrix& m = team.matrices()[static_cast<size_t>(matrices.front())];
-    add(device, params[whose.first], team, matrices, rule.state(m.whole_rows(), m.whole_cols()));
+    add(device, params[whose.first], dtypes[whose.first], team, matrices,
+        rule.state(m.whole_rows(), m.whole_cols()));
   }
 }
 
-void OwnedStates::add(Device& device, const Parameter& p, const MatrixTeam& team,
+void OwnedStates::add(Device& device, const Parameter& p, DType dtype, const MatrixTeam& team,
                       const std::vector<int>& matrices, const std::vector<MatrixStateSpec>& specs) {
   const size_t first = all_.size();
   std::vector<int64_t> here;
@@ -66,7 +67,7 @@ void OwnedStates::add(Device& device, const Parameter& p, const MatrixTeam& team
   // Ignored parameters are on every rank, each with its own values: the first rank's count.
   if (p.group().replicated()) saves = p.group().axes().holders_of(p.tensor_shard()).index == 0;
   const LogicalMatrix& first_matrix = team.matrices()[static_cast<size_t>(matrices.front())];
-  for (const auto& [key, shape] : specs) {
+  for (const auto& [key, shape, may_be_bf16] : specs) {
     OwnedState s{.param = p,
                  .key = first_matrix.stack.empty() ? key : key + "[" + first_matrix.stack + "]",
                  .matrices = here,
@@ -74,8 +75,8 @@ void OwnedStates::add(Device& device, const Parameter& p, const MatrixTeam& team
                  .saves = saves};
     if (first_matrix.stack_size > 0) s.shape.push_back(first_matrix.stack_size);
     s.shape.insert(s.shape.end(), shape.begin(), shape.end());
-    s.local = Tensor::empty(device, {static_cast<int64_t>(here.size()) * numel_of(shape)}, DType::f32,
-                            MemoryClass::optimizer, "optimizer " + key);
+    s.local = Tensor::empty(device, {static_cast<int64_t>(here.size()) * numel_of(shape)},
+                            may_be_bf16 ? dtype : DType::f32, MemoryClass::optimizer, "optimizer " + key);
     ops::fill(device.compute(), s.local, 0);
     all_.push_back(std::move(s));
     shapes_.push_back(shape);

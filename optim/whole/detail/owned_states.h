@@ -15,10 +15,10 @@ class OwnedStates {
  public:
   /// Queues the tensors' zeros. Makes one tensor for each parameter, stack (LogicalMatrix::stack) and key, of the matrices
   /// that this rank computes.
-  /// @param params of the team, in its order.
+  /// @param params of the team, in its order, with the dtypes of their elementwise state.
   /// @throws InvalidArgument naming all invalid keys and shapes.
-  OwnedStates(Device& device, const std::vector<Parameter>& params, const MatrixTeam& team,
-              const MatrixRule& rule);
+  OwnedStates(Device& device, const std::vector<Parameter>& params, const std::vector<DType>& dtypes,
+              const MatrixTeam& team, const MatrixRule& rule);
 
   /// Returns whether any matrix of the team has state, on whatever rank.
   bool any() const { return !all_.empty(); }
@@ -32,8 +32,8 @@ class OwnedStates {
     size_t index = 0;             // among the matrices on this rank that share them
   };
   /// Makes the tensors of the matrices of one parameter and one stack.
-  void add(Device& device, const Parameter& p, const MatrixTeam& team, const std::vector<int>& matrices,
-           const std::vector<MatrixStateSpec>& specs);
+  void add(Device& device, const Parameter& p, DType dtype, const MatrixTeam& team,
+           const std::vector<int>& matrices, const std::vector<MatrixStateSpec>& specs);
 
   std::vector<OwnedState> all_;
   std::vector<Shape> shapes_;  // of one matrix, for each of all_
