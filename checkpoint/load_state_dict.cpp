@@ -77,10 +77,13 @@ void put(Stream& stream, const Tensor& to, const HostTensor& from, int64_t begin
 void take(Stream& stream, Communicator& world, const Wanted& w, const HostTensor* from, DictKind kind) {
   const int64_t total = numel_of(w.shape);
   const bool sent = kind == DictKind::on_first && total > 0;
+  // Weights and state arrive as f32, whatever they rest in.
+  const DType dtype = w.rests() ? DType::f32 : w.local.dtype();
+  const bool converts = dtype != w.local.dtype();
   Tensor memory;
-  if (sent)
-    memory = Tensor::empty(stream.device(), {std::min(kLoadedElements, total)}, w.local.dtype(),
-                           MemoryClass::message, "state dict");
+  if (sent || (converts && total > 0))
+    memory = Tensor::empty(stream.device(), {std::min(kLoadedElements, total)}, dtype, MemoryClass::message,
+                           "state dict");
   const std::vector<GlobalRun> runs = w.runs();
   const ParamIndex base = runs.empty() ? ParamIndex(0) : runs.front().local;
   for (int64_t begin = 0; begin < total; begin += kLoadedElements) {
@@ -93,11 +96,11 @@ void take(Stream& stream, Communicator& world, const Wanted& w, const HostTensor
                     last = std::min(end, run.global.value + run.count);
       if (first >= last) continue;
       const int64_t at = run.local - base + (first - run.global.value);
-      const Tensor to = w.local.flat(at, at + (last - first));
-      if (sent)
-        ops::copy(stream, to, piece.flat(first - begin, last - begin));
-      else
-        put(stream, to, *from, kind == DictKind::sharded ? at : first);
+      const Tensor part = sent       ? piece.flat(first - begin, last - begin)
+                          : converts ? memory.flat(first - begin, last - begin)
+                                     : w.local.flat(at, at + (last - first));
+      if (!sent) put(stream, part, *from, kind == DictKind::sharded ? at : first);
+      if (sent || converts) w.store(stream, at, part);
     }
     stream.synchronize();
   }

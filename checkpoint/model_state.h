@@ -11,8 +11,8 @@
 
 namespace sherd {
 
-/// Returns the tensors that this rank writes. Exactly one rank writes each element of every parameter (f32
-/// master weights, including frozen ones) and of every state tensor. Ranks that hold the same elements
+/// Returns the tensors that this rank writes, in the dtypes they rest in. Exactly one rank writes each element of every parameter
+/// (master weights, including frozen ones; the halves of the form split are one f32 tensor) and of every state tensor. Ranks that hold the same elements
 /// (replicas, data-parallel ranks under no_shard, tensor-parallel ranks of an uncut parameter) share them
 /// evenly by bytes. World rank 0's values are written of persistent buffers and of ignored parameters, which
 /// may differ between ranks. A tied tensor is written under each of its names. Linear in the local pieces;
@@ -33,6 +33,10 @@ struct LoadOptions {
   /// Instead of an error, optimizer state that the checkpoint lacks starts from zero, and unused state is
   /// left out; for changed routing.
   bool allow_new_state = false;
+  /// Convert weights and state that the checkpoint has in another form (FullyShardOptions::master, OptimizerOptions::state_dtype):
+  /// to bf16 by rounding to nearest; counts of updates that only one form has start from zero. Without it a load of both model and
+  /// optimizer is refused. A load of the model alone always converts. f32 and split have one form in files.
+  bool convert_forms = false;
   /// The same for changed models: parameters and buffers that the checkpoint lacks keep their present values,
   /// and tensors that are not part of the model are left out, whatever their dtype.
   bool allow_missing = false;
@@ -53,6 +57,8 @@ struct LoadReport {
   /// With allow_missing and allow_unexpected: parameters and buffers that kept their values, and tensors of
   /// the checkpoint's model that were left out.
   std::vector<std::string> missing, unexpected;
+  /// With convert_forms: what was converted, in words.
+  std::vector<std::string> converted;
   /// Tensors in files of other programs that were not read because they are copies or unused (StoredForms:
   /// recomputed buffers, a tied head).
   std::vector<std::string> ignored;
@@ -61,8 +67,8 @@ struct LoadReport {
 };
 
 /// Fills the local pieces of a model and its optimizer from a reader that this rank alone uses. Each rank
-/// reads only what it holds, and all of every persistent buffer. Stored bf16 and f16 are converted to f32
-/// exactly.
+/// reads only what it holds, and all of every persistent buffer. A load of the model alone converts f32, bf16 and f16 to the
+/// run's form.
 ///
 /// Collective over the root's mesh, also when it fails: every rank then throws the same error, and model and
 /// optimizer hold a mixture that another load may replace. Names and shapes are checked before any data is

@@ -52,7 +52,7 @@ class Collector {
     std::vector<LocalTensor> model, optim;
     for (auto& [name, p] : params_) {
       const ParamRange mine = next_share(p);
-      model.push_back(local(name, Section::model, p, mine, p.shard()));
+      model.push_back(local(name, Section::model, p, mine, p.shard(), p.shard_low()));
       add_tied(model);
       for (const StateTensor& s : states_[name])
         optim.push_back(local(state_name(name, s.key), Section::optim, p, mine, s.local));
@@ -76,9 +76,12 @@ class Collector {
   static Key key_of(const Parameter& p) {
     return {p.group().mesh().world().get(), p.group().axes().holders_of(p.tensor_shard()).dims};
   }
-  // Bytes per element: the weight under all its names and its states, all f32.
+  // Bytes per element: the weight under all its names and its states.
   int64_t weight(const Parameter& p) {
-    return 4 * static_cast<int64_t>(1 + tied_.of(p.name()).size() + states_[p.name()].size());
+    int64_t bytes =
+        sherd::bytes_of(p.group().plan().master) * static_cast<int64_t>(1 + tied_.of(p.name()).size());
+    for (const StateTensor& s : states_[p.name()]) bytes += size_of(s.local.dtype());
+    return bytes;
   }
   int64_t bytes_of(const Parameter& p) { return weight(p) * p.shard_range().size(); }
 
@@ -107,21 +110,22 @@ class Collector {
   }
 
   static LocalTensor local(std::string name, Section section, const Parameter& p, ParamRange mine,
-                           const Tensor& piece) {
-    const int64_t begin = p.shard_range().begin.value;
+                           const Tensor& piece, const Tensor& low = {}) {
+    const int64_t begin = mine.begin.value - p.shard_range().begin.value, end = begin + mine.size();
     return {.name = std::move(name),
             .section = section,
-            .dtype = DType::f32,
+            .dtype = low.defined() ? DType::f32 : piece.dtype(),
             .shape = p.global_shape(),
             .boxes = p.global_boxes(mine),
-            .data = piece.flat(mine.begin.value - begin, mine.end.value - begin)};
+            .data = piece.flat(begin, end),
+            .low = low.defined() ? low.flat(begin, end) : low};
   }
 
   // On the owner of the matrices, which is one rank.
   static LocalTensor owned(const OwnedState& s) {
     return {.name = state_name(s.param.name(), s.key),
             .section = Section::optim,
-            .dtype = DType::f32,
+            .dtype = s.local.dtype(),
             .shape = s.shape,
             .boxes = s.saves ? boxes_of(s) : std::vector<Box>{},
             .data = s.local.flat(0, s.saves ? s.local.numel() : 0)};

@@ -37,7 +37,8 @@ std::string problem(const LocalTensor& t) {
   if (t.streamed) return t.data.defined() || t.value ? "it is streamed and in memory" : "";
   if (elements != (t.boxes.empty() ? 0 : held))
     return fmt::format("its boxes have {} elements, its data {}", elements, held);
-  if (t.data.defined() && t.data.dtype() != t.dtype) return "its data has another dtype";
+  const DType held_dtype = t.low.defined() ? DType::bf16 : t.dtype;
+  if (t.data.defined() && t.data.dtype() != held_dtype) return "its data has another dtype";
   if (t.value && t.dtype != DType::f32) return "a single value is f32";
   if (t.name == safetensors::kMetadata) return "this name is reserved by the file format";
   return "";

@@ -36,6 +36,8 @@ struct LocalTensor {
   /// CheckpointSaver calls it at every save, on the rank's thread, before it copies data. It adds the
   /// training state of these tensors. An exception fails the save on every rank.
   std::function<void(TrainingState&)> before_save = {};
+  /// Low halves of f32 values whose high halves are `data` (kernels/rest/rest.h, SplitWeight); undefined elsewhere.
+  Tensor low = {};
 };
 
 /// Elements [first, first + count) of LocalTensor `tensor`: one of its boxes.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -24,14 +25,14 @@ std::vector<Box> all_of(const Shape& shape) {
 HostTensor described(const Wanted& w, std::vector<Box> boxes) {
   int64_t elements = 0;
   for (const Box& b : boxes) elements += numel_of(b.size);
-  HostTensor t{.dtype = w.local.dtype(), .shape = w.shape, .boxes = std::move(boxes)};
+  HostTensor t{.dtype = w.dtype(), .shape = w.shape, .boxes = std::move(boxes)};
   t.data.resize(static_cast<size_t>(elements * size_of(t.dtype)));
   return t;
 }
 
 HostTensor copied(Stream& stream, const Wanted& w) {
   HostTensor t = described(w, w.boxes());
-  if (!t.data.empty()) ops::copy_to_host(stream, t.data.data(), w.local);
+  if (!t.data.empty()) ops::copy_to_host(stream, t.data.data(), w.values(stream));
   return t;
 }
 
@@ -56,14 +57,16 @@ void send(Stream& stream, Communicator& world, std::vector<std::byte>& bytes) {
 
 // Brings state of whole matrices together on every rank: each adds the bits of what it saves to zeros.
 Tensor sum_of_owned(Stream& stream, Communicator& world, const Wanted& w) {
+  const int64_t size = size_of(w.local.dtype()), bytes = numel_of(w.shape) * size;
+  // Two elements of 16 bits share a word: each half is other than zero on one rank at most, so nothing is carried.
   Tensor bits =
-      Tensor::empty(stream.device(), {numel_of(w.shape)}, DType::i32, MemoryClass::message, "state dict");
+      Tensor::empty(stream.device(), {(bytes + 3) / 4}, DType::i32, MemoryClass::message, "state dict");
   ops::fill(stream, bits, 0);
   for (const GlobalRun& run : w.owned->saves ? w.runs() : std::vector<GlobalRun>{})
-    ops::copy(stream, bits.flat(run.global.value, run.global.value + run.count).bytes(),
+    ops::copy(stream, bits.bytes().flat(run.global.value * size, (run.global.value + run.count) * size),
               w.local.flat(run.local.value, run.local.value + run.count).bytes());
   world.all_reduce(stream, bits);
-  return bits;
+  return bits.bytes().flat(0, bytes);
 }
 
 HostTensor gathered(Stream& stream, Communicator& world, const Wanted& w, bool on_all) {
@@ -81,9 +84,14 @@ HostTensor gathered(Stream& stream, Communicator& world, const Wanted& w, bool o
   if (w.whole()) {
     if (first || on_all) t = copied(stream, w);
   } else {
-    std::vector<float> values = gather_whole(stream, w.param, w.local);
+    const std::vector<float> values = gather_whole(stream, w.param, w.f32_values(stream));
     if (first || on_all) t = described(w, all_of(w.shape));
-    if (first && !values.empty()) std::memcpy(t.data.data(), values.data(), t.data.size());
+    if (first && t.dtype == DType::bf16) {  // exact: the values were
+      auto* const to = reinterpret_cast<bf16*>(t.data.data());
+      std::transform(values.begin(), values.end(), to, [](float v) { return bf16(v); });
+    } else if (first && !values.empty()) {
+      std::memcpy(t.data.data(), values.data(), t.data.size());
+    }
   }
   if (on_all) send(stream, world, t.data);
   return t;

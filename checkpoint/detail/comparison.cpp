@@ -46,6 +46,12 @@ class Comparison {
 
  private:
   void compare(const Wanted& w, const CheckpointTensor& t);
+  /// Returns whether the run continues the checkpoint's: weights and state must have the same forms then.
+  bool continues() const { return options_.model && options_.optimizer; }
+  /// Returns whether the conversion leaves out, or begins, a count of updates (WholeMatrices::counters()).
+  bool is_converted_count(const std::string& name) const {
+    return options_.convert_forms && name.ends_with(".updates");
+  }
   std::string names(const std::vector<std::string>& list) const;
   std::string explain_state() const;
   std::string explain_wrapper() const;
@@ -54,6 +60,8 @@ class Comparison {
   const LoadOptions& options_;
   size_t most_names_;
   std::vector<std::string> missing_, unexpected_, other_, missing_state_, unexpected_state_, other_state_;
+  std::map<std::pair<DType, DType>, int> forms_;  // tensors by the dtype that is stored and the run's
+  std::map<std::pair<DType, DType>, std::string> first_form_;
   std::set<std::string> needs_;  // parameters whose state is missing
   size_t needed_ = 0;            // state tensors of the run
 };
@@ -77,25 +85,28 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
     };
     look(w.name);
     for (const std::string& name : w.tied) look(name);
-    if (found) continue;
+    if (found || (w.count && is_converted_count(w.name))) continue;
     (w.section == Section::model ? missing_ : missing_state_).push_back(w.name);
     if (w.section == Section::optim) needs_.insert(w.param.name());
   }
   for (const CheckpointTensor& t : offered) {
     const bool asked = t.section == Section::model ? options.model : options.optimizer;
-    if (asked && !known.contains({t.section, t.name}))
+    if (asked && !known.contains({t.section, t.name}) && !is_converted_count(t.name))
       (t.section == Section::model ? unexpected_ : unexpected_state_).push_back(t.name);
   }
 }
 
 void Comparison::compare(const Wanted& w, const CheckpointTensor& t) {
-  const bool f32 = w.local.dtype() == DType::f32;
+  const bool f32 = w.rests() || w.local.dtype() == DType::f32;
   std::vector<std::string>& other = w.section == Section::model ? other_ : other_state_;
   if (t.shape != w.shape) {
     other.push_back(fmt::format("'{}' has shape {} where the run has {}", t.name, to_string(t.shape),
                                 to_string(w.shape)));
   } else if (f32 && !widens_to_f32(t.dtype)) {
     other.push_back(fmt::format("'{}' is {}: only f32, bf16 and f16 are read", t.name, name_of(t.dtype)));
+  } else if (w.rests() && t.dtype != w.dtype() && continues()) {
+    ++forms_[{t.dtype, w.dtype()}];
+    first_form_.emplace(std::pair(t.dtype, w.dtype()), t.name);
   } else if (!f32 && t.dtype != w.local.dtype()) {
     other.push_back(fmt::format("'{}' is {} where the run's buffer is {}", t.name, name_of(t.dtype),
                                 name_of(w.local.dtype())));
@@ -121,7 +132,17 @@ void Comparison::require_fit() const {
   // Optimizer state of another model differs with the parameters; naming it, too, hides them.
   if (!other_model) {
     say("different", other_state_);
-    if (!options_.allow_new_state) {
+    const bool converts = forms_.empty() || options_.convert_forms;
+    for (const auto& [dtypes, count] : forms_) {
+      if (converts) break;
+      problems.push_back(fmt::format(
+          "{} tensors such as '{}' are stored in {} and the run keeps them in {} (FullyShardOptions::master, "
+          "OptimizerOptions::state_dtype): use the checkpoint's forms, or convert it "
+          "(LoadOptions::convert_forms)",
+          count, printable(first_form_.at(dtypes)), name_of(dtypes.first), name_of(dtypes.second)));
+    }
+    // Forms have counters of their own: without the conversion these say nothing about the routing.
+    if (converts && !options_.allow_new_state) {
       say("optimizer state missing in it", missing_state_);
       say("optimizer state unknown to the run", unexpected_state_);
     }
@@ -132,7 +153,8 @@ void Comparison::require_fit() const {
   if (other_model) {
     if (options_.cause.empty() && wrapper.empty())
       text += "; these are tensors of another model: build that model, or name weights of this one";
-  } else if (!options_.allow_new_state && !(missing_state_.empty() && unexpected_state_.empty())) {
+  } else if (forms_.empty() && !options_.allow_new_state &&
+             !(missing_state_.empty() && unexpected_state_.empty())) {
     text += explain_state();
   }
   throw InvalidArgument(text);
@@ -173,6 +195,9 @@ void Comparison::report(LoadReport& report) const {
   report.left_out = unexpected_state_;
   report.missing = missing_;
   report.unexpected = unexpected_;
+  for (const auto& [dtypes, count] : forms_)
+    report.converted.push_back(fmt::format("{} tensors of the checkpoint were converted from {} to {}", count,
+                                           name_of(dtypes.first), name_of(dtypes.second)));
 }
 
 // Lists some of the names and counts the rest.

@@ -28,8 +28,23 @@ struct RunDry {
 CopyOut::CopyOut(Device& device, const std::vector<LocalTensor>& tensors)
     : device_(device), tensors_(tensors), stream_(device.make_stream("checkpoint copies")) {}
 
+// Piece by piece through memory that the stream's order protects.
+void CopyOut::copy_joined(const LocalTensor& t, int64_t first, int64_t count, const Tensor& to) {
+  constexpr int64_t kElements = int64_t{1} << 20;
+  if (!joined_.defined())
+    joined_ = Tensor::empty(device_, {kElements}, DType::f32, MemoryClass::scratch, kName);
+  for (int64_t at = 0; at < count; at += kElements) {
+    const int64_t n = std::min(kElements, count - at), begin = first + at;
+    const Tensor whole = joined_.flat(0, n);
+    ops::join(*stream_, whole, t.data.flat(begin, begin + n), t.low.flat(begin, begin + n));
+    ops::copy(*stream_, to.flat(4 * at, 4 * (at + n)), whole.bytes());
+  }
+}
+
 void CopyOut::copy(const LocalTensor& t, int64_t first, int64_t count, const Tensor& to) {
-  if (t.data.defined()) {
+  if (t.low.defined()) {
+    copy_joined(t, first, count, to);
+  } else if (t.data.defined()) {
     ops::copy(*stream_, to, t.data.flat(first, first + count).bytes());
   } else {
     const float value = t.value();

@@ -25,9 +25,11 @@ class CopyOut {
 
  private:
   void copy(const LocalTensor& tensor, int64_t first, int64_t count, const Tensor& to);
+  void copy_joined(const LocalTensor& tensor, int64_t first, int64_t count, const Tensor& to);
 
   Device& device_;
   const std::vector<LocalTensor>& tensors_;
+  Tensor joined_;  // f32, of the stream alone
   std::unique_ptr<Stream> stream_;
 };
 

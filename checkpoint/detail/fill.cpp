@@ -109,8 +109,9 @@ void fill_from_files(ShardRuntime& runtime, Agreement& ranks, const std::vector<
     const Wanted& w = all[i];
     const auto is_missing = [](const FilePart& from) { return from.tensor == nullptr; };
     if (parts[i].empty() || std::ranges::any_of(parts[i], is_missing)) return false;
-    const bool f32 = w.local.dtype() == DType::f32;
-    std::vector<float> values(static_cast<size_t>(w.local.nbytes() + 3) / sizeof(float));
+    const bool f32 = w.rests() || w.local.dtype() == DType::f32;
+    std::vector<float> values(f32 ? static_cast<size_t>(w.local.numel())
+                                  : static_cast<size_t>(w.local.nbytes() + 3) / sizeof(float));
     if (!f32 || is_stored_whole(w, parts[i])) {
       reader.read(*parts[i].front().tensor, w.boxes(), values.data());
       if (f32) widen_in_place(parts[i].front().tensor->dtype, values);
@@ -119,7 +120,7 @@ void fill_from_files(ShardRuntime& runtime, Agreement& ranks, const std::vector<
     }
     if (const std::string wrong = w.count ? check_count(values[0]) : ""; !wrong.empty())
       throw CorruptCheckpoint(fmt::format("'{}': '{}' {}", reader.path().string(), w.name, wrong));
-    upload(runtime.device().compute(), w.local, values.data());
+    upload(runtime.device().compute(), w, values.data());
     return true;
   });
   report.training = reader.manifest().training;

@@ -85,7 +85,8 @@ void require_weights_dtype(DType dtype) { append_as(dtype); }
 
 void write_tensor(Stream& stream, const std::vector<Wanted>& all, const OutTensor& tensor,
                   WeightsWriter* writer) {
-  if (const Wanted& first = all[tensor.parts.front().wanted]; first.local.dtype() != DType::f32) {
+  if (const Wanted& first = all[tensor.parts.front().wanted];
+      !first.rests() && first.local.dtype() != DType::f32) {
     if (writer) write_bytes(stream, first.local, *writer);
     return;
   }
@@ -95,7 +96,7 @@ void write_tensor(Stream& stream, const std::vector<Wanted>& all, const OutTenso
     const Wanted& w = all[part.wanted];
     std::vector<float> box;
     if (w.param.defined())
-      box = gather_box(stream, w.param, w.local, part.in_parameter);
+      box = gather_box(stream, w.param, w.f32_values(stream), part.in_parameter);
     else if (writer)
       box = ops::to_floats(stream, w.local);
     if (writer == nullptr) continue;

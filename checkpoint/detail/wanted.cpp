@@ -47,17 +47,32 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
   const TiedNames tied(root);
   if (model) {
     for (auto& [name, p] : root.named_parameters())
-      all.push_back(
-          {Section::model, name, p, at_least_1d(p.global_shape()), p.shard(), false, {}, tied.of(name)});
+      all.push_back({Section::model,
+                     name,
+                     p,
+                     at_least_1d(p.global_shape()),
+                     p.shard(),
+                     p.shard_low(),
+                     false,
+                     {},
+                     tied.of(name)});
     for (auto& [name, b] : root.named_buffers())
       if (b.persistent())
-        all.push_back({Section::model, name, {}, at_least_1d(b.shape()), b.data(), false, {}, tied.of(name)});
+        all.push_back(
+            {Section::model, name, {}, at_least_1d(b.shape()), b.data(), {}, false, {}, tied.of(name)});
   }
   const auto add_state = [&](const Parameter& p, const std::string& key, const Shape& shape,
                              const Tensor& local, bool count, std::optional<OwnedState> owned = {}) {
     std::vector<std::string> others = tied.of(p.name());
     for (std::string& other : others) other = state_name(other, key);
-    all.push_back({Section::optim, state_name(p.name(), key), p, shape, local, count, std::move(owned),
+    all.push_back({Section::optim,
+                   state_name(p.name(), key),
+                   p,
+                   shape,
+                   local,
+                   {},
+                   count,
+                   std::move(owned),
                    std::move(others)});
   };
   for (const Optimizer* optimizer : optimizers) {
@@ -70,11 +85,33 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
   return all;
 }
 
-void upload(Stream& stream, const Tensor& to, const void* from) {
-  const Tensor bytes = to.bytes();
-  for (int64_t at = 0; at < bytes.numel(); at += kUploadBytes) {
-    const int64_t end = std::min(at + kUploadBytes, bytes.numel());
-    ops::copy_from_host(stream, bytes.flat(at, end), static_cast<const char*>(from) + at, end - at);
+Tensor Wanted::values(Stream& stream) const { return low.defined() ? f32_values(stream) : local; }
+
+Tensor Wanted::f32_values(Stream& stream) const {
+  if (local.dtype() == DType::f32) return local;
+  const Tensor all =
+      Tensor::empty(stream.device(), {local.numel()}, DType::f32, MemoryClass::message, "checkpoint");
+  ops::read_weights(stream, all, local, low);
+  return all;
+}
+
+void Wanted::store(Stream& stream, int64_t at, const Tensor& from) const {
+  const int64_t end = at + from.numel();
+  ops::write_weights(stream, local.flat(at, end), low.defined() ? low.flat(at, end) : low, from);
+}
+
+void upload(Stream& stream, const Wanted& to, const void* from) {
+  const DType dtype = to.rests() ? DType::f32 : to.local.dtype();
+  const int64_t size = size_of(dtype), piece = kUploadBytes / size, total = to.local.numel();
+  Tensor memory;
+  if (dtype != to.local.dtype())
+    memory =
+        Tensor::empty(stream.device(), {std::min(piece, total)}, dtype, MemoryClass::message, "checkpoint");
+  for (int64_t at = 0; at < total; at += piece) {
+    const int64_t count = std::min(piece, total - at);
+    const Tensor received = memory.defined() ? memory.flat(0, count) : to.local.flat(at, at + count);
+    ops::copy_from_host(stream, received, static_cast<const char*>(from) + at * size, count * size);
+    if (memory.defined()) to.store(stream, at, received);
     stream.synchronize();
   }
 }

@@ -21,6 +21,8 @@ struct Wanted {
   Shape shape = {};
   /// Elements of the parameter's shard_range(); all of a buffer or counter; those of `owned`.
   Tensor local = {};
+  /// Low halves of weights in the form split (Parameter::shard_low()).
+  Tensor low = {};
   /// A number of updates.
   bool count = false;
   /// State of whole matrices, on their owners.
@@ -29,6 +31,15 @@ struct Wanted {
   std::vector<std::string> tied = {};
 
   bool whole() const { return count || !param.defined(); }
+  /// Returns whether it is a weight or a state of it, whose stored form may be another float type.
+  bool rests() const { return param.defined() && !count; }
+  /// Returns the dtype of its values in files.
+  DType dtype() const { return low.defined() ? DType::f32 : local.dtype(); }
+  /// Returns its values in that dtype; as f32 of what rests(). A copy on the stream where they are stored otherwise.
+  Tensor values(Stream& stream) const;
+  Tensor f32_values(Stream& stream) const;
+  /// Queues the storage of values of `from`, f32 of what rests(), as elements from `at` on, rounded to nearest.
+  void store(Stream& stream, int64_t at, const Tensor& from) const;
   /// Returns the boxes of the elements of `local` in the unsharded tensor, in their order.
   std::vector<Box> boxes() const;
   std::vector<GlobalRun> runs() const;
@@ -46,8 +57,8 @@ auto find_by_names(const Wanted& w, Find find) {
   return found;
 }
 
-/// Copies host memory to a tensor in pieces, waiting for each, so that a GPU's pinned staging stays small.
-void upload(Stream& stream, const Tensor& to, const void* from);
+/// Stores values in host memory, f32 of what rests(), in pieces, waiting for each, so that a GPU's pinned staging stays small.
+void upload(Stream& stream, const Wanted& to, const void* from);
 
 /// Returns "" for a valid stored count of updates, else the error.
 std::string check_count(float stored);

@@ -1,6 +1,8 @@
 // A checkpoint of any arrangement of ranks loads on any other, bit for bit.
 #include <fmt/format.h>
 
+#include <cstdlib>
+
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
@@ -57,6 +59,8 @@ struct Subject {
   std::optional<Optimizer> optimizer;
 };
 
+// By day a third of the pairs: each arrangement loads those of every number of ranks and strategy, under one layout of three
+// in turn.
 TEST(Resharding, EveryArrangementLoadsEveryOther) {
   const TemporaryFolder folder;
   const std::vector<Arrangement> all = all_arrangements();
@@ -71,11 +75,15 @@ TEST(Resharding, EveryArrangementLoadsEveryOther) {
       saver.save({.step = static_cast<int64_t>(i), .sequences = 3, .seed = 7, .info = {{"a", "b"}}});
     });
   }
+  const bool every_pair = std::getenv("SHERD_NIGHTLY") != nullptr;
   int64_t loads = 0;
-  for (const Arrangement& a : all) {
+  for (size_t to = 0; to < all.size(); ++to) {
+    const Arrangement& a = all[to];
     test::launch(a.ranks, [&](RankContext& rank) {
       Subject s(rank, a);
       for (size_t i = 0; i < all.size(); ++i) {
+        // i % 3 is the layout, i / 12 the number of ranks.
+        if (!every_pair && (i + i / 12 + to + to / 3) % 3 != 0) continue;
         const Resumed r = resume(checkpoint(i), s.model, &*s.optimizer);
         EXPECT_THAT(wrong_state(s.model, &*s.optimizer, i), IsEmpty())
             << all[i].show() << " loaded on " << a.show();

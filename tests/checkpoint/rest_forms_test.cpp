@@ -1,0 +1,228 @@
+// Weights and state in 16 bits are saved as they rest, resume elsewhere with the same bits, and convert on request.
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include <sherd/checkpoint/resume.h>
+#include <sherd/checkpoint/saver.h>
+#include <sherd/checkpoint/state_dict.h>
+#include <sherd/checkpoint/weights.h>
+#include <sherd/optim/normuon.h>
+#include <sherd/optim/soap.h>
+
+#include "support/message_of.h"
+#include "support/sgd.h"
+#include "support/toy_model.h"
+#include "temporary_folder.h"
+
+namespace sherd::test {
+namespace {
+
+constexpr double kLr = 0.03;
+
+struct Forms {
+  Master master = Master::f32;
+  DType state = DType::f32;
+};
+
+/// A model of odd shapes that one algorithm updates as far as it can.
+struct Trained : GivenGradients {
+  Parameter matrix = add("matrix.weight", {9, 5}), stack = add("stack.weight", {3, 4, 6}),
+            gain = add("gain.weight", {7});
+  std::optional<Optimizer> optimizer;
+
+  Trained(RankContext& r, const Algorithm& algorithm, Forms forms, Strategy strategy,
+          LayoutPolicy layout = LayoutPolicy::ragged) {
+    const Routing routing = route(*this, {.rules = {{.pattern = "matrix|stack", .algorithm = algorithm}}});
+    fully_shard(
+        *this, mesh_of(r),
+        {.strategy = strategy, .compute_dtype = DType::bf16, .master = forms.master, .layout = layout},
+        {.seed = 5});
+    OptimizerOptions o{.weight_decay = 0.1, .state_dtype = forms.state};
+    if (algorithm == NorMuon::kName) o.further.push_back(NorMuon::factory());
+    if (algorithm == Soap::kName) o.further.push_back(Soap::factory());
+    optimizer.emplace(*this, routing, o);
+  }
+  void train_to(int end) {
+    while (step < end) train(*optimizer, kLr);
+  }
+  /// Weights and state by name, on rank 0.
+  std::map<std::string, std::vector<std::byte>> everything() {
+    std::map<std::string, std::vector<std::byte>> all;
+    const StateDict dict = state_dict(*this, &*optimizer, DictKind::on_first);
+    for (const auto* part : {&dict.model, &dict.optimizer})
+      for (const auto& [name, t] : *part) all[name] = t.data;
+    return all;
+  }
+};
+using Everything = std::map<std::string, std::vector<std::byte>>;
+
+std::string differences(const Everything& a, const Everything& b) {
+  std::string names;
+  for (const auto& [name, data] : a)
+    if (!b.contains(name) || b.at(name) != data) names += name + "; ";
+  for (const auto& [name, data] : b)
+    if (!a.contains(name)) names += name + "; ";
+  return names;
+}
+
+const Algorithm kAlgorithms[] = {Algorithm::adamw, Algorithm::muon, NorMuon::kName, Soap::kName};
+const Forms kForms[] = {{Master::bf16, DType::f32},
+                        {Master::split, DType::f32},
+                        {Master::f32, DType::bf16},
+                        {Master::bf16, DType::bf16},
+                        {Master::split, DType::bf16}};
+
+/// Saves at step 3 and returns what a run to step 6 has; all ranks have equal gradients, whose average is exact.
+Everything straight(const std::string& folder, const Algorithm& algorithm, Forms forms, int ranks,
+                    bool background) {
+  Everything all;
+  test::launch(ranks, [&](RankContext& r) {
+    Trained run(r, algorithm, forms, Strategy::optim_grads_params);
+    run.train_to(3);
+    CheckpointSaver saver(r.world, checkpoint_tensors(run, &*run.optimizer),
+                          {.folder = folder, .async = background});
+    saver.save({.step = 3});
+    run.train_to(6);  // a save in the background holds the values of step 3
+    saver.wait();
+    Everything mine = run.everything();
+    if (r.world->rank() == 0) all = std::move(mine);
+  });
+  return all;
+}
+
+TEST(RestFormsCheckpoint, ResumesElsewhereWithTheSameBits) {
+  size_t turn = 0;
+  for (const Algorithm& algorithm : kAlgorithms)
+    for (const Forms& forms : kForms) {
+      const TemporaryFolder folder;
+      const Everything want = straight(folder / "run", algorithm, forms, 4, turn % 2 == 1);
+      const Strategy strategy = kEveryStrategy[turn % 4];
+      const LayoutPolicy layout = turn % 3 == 0   ? LayoutPolicy::even_rows
+                                  : turn % 3 == 1 ? LayoutPolicy::whole_param
+                                                  : LayoutPolicy::ragged;
+      Everything got;
+      test::launch(turn % 2 == 0 ? 2 : 1, [&](RankContext& r) {
+        Trained run(r, algorithm, forms, strategy, layout);
+        resume(folder / "run", run, &*run.optimizer);
+        run.step = 3;
+        run.train_to(6);
+        Everything mine = run.everything();
+        if (r.world->rank() == 0) got = std::move(mine);
+      });
+      EXPECT_EQ(differences(got, want), "")
+          << name_of(algorithm) << " " << name_of(forms.master) << " " << name_of(forms.state);
+      ++turn;
+    }
+}
+
+TEST(RestFormsCheckpoint, FilesHaveTheDtypesThatRest) {
+  for (const Forms& forms : kForms) {
+    const TemporaryFolder folder;
+    (void)straight(folder / "run", Soap::kName, forms, 2, false);
+    const CheckpointReader reader = CheckpointReader::open(folder / "run/step_00000003");
+    for (const CheckpointTensor& t : reader.manifest().tensors) {
+      const bool model = t.section == Section::model;
+      const bool factor = t.name.find("left") != t.name.npos || t.name.find("right") != t.name.npos ||
+                          t.name.ends_with("step") || t.name.ends_with("steps") ||
+                          t.name.ends_with("updates");
+      const DType want = model    ? (forms.master == Master::bf16 ? DType::bf16 : DType::f32)
+                         : factor ? DType::f32
+                                  : forms.state;
+      EXPECT_EQ(t.dtype, want) << t.name;
+    }
+  }
+}
+
+TEST(RestFormsCheckpoint, AnotherFormIsRefusedInOneLineAndConvertedOnRequest) {
+  const TemporaryFolder folder;
+  const Forms f32{}, narrow{Master::bf16, DType::bf16};
+  for (const auto& [from, to] : {std::pair(f32, narrow), {narrow, f32}}) {
+    const std::string at = folder / (from.state == DType::f32 ? "wide" : "narrow");
+    (void)straight(at, Algorithm::muon, from, 2, false);
+    test::launch(2, [&, from = from, to = to](RankContext& r) {
+      Trained run(r, Algorithm::muon, to, Strategy::optim);
+      const std::string message = message_of<InvalidArgument>([&] { resume(at, run, &*run.optimizer); });
+      EXPECT_THAT(message,
+                  AllOf(HasSubstr(fmt::format("are stored in {} and the run keeps them in {}",
+                                              name_of(from.state), name_of(to.state))),
+                        HasSubstr("convert_forms"), Not(HasSubstr("\n")), Not(HasSubstr("updates"))));
+      const Resumed resumed = resume(at, run, &*run.optimizer, {.convert_forms = true});
+      ASSERT_FALSE(resumed.report.converted.empty());
+      EXPECT_THAT(resumed.report.converted[0], HasSubstr("were converted from"));
+      run.step = 3;
+      run.train_to(5);
+      // The weights alone: without a question.
+      EXPECT_NO_THROW(resume(at, run, nullptr, {.optimizer = false}));
+    });
+  }
+}
+
+TEST(RestFormsCheckpoint, Fp32AndSplitConvertIntoEachOtherExactly) {
+  for (const Master from : {Master::f32, Master::split}) {
+    const TemporaryFolder folder;
+    const Forms forms{from, DType::f32}, other{from == Master::f32 ? Master::split : Master::f32, DType::f32};
+    const Everything want = straight(folder / "run", Algorithm::adamw, forms, 2, false);
+    test::launch(4, [&](RankContext& r) {
+      Trained run(r, Algorithm::adamw, other, Strategy::optim_grads);
+      resume(folder / "run", run, &*run.optimizer);
+      run.step = 3;
+      run.train_to(6);
+      const Everything got = run.everything();
+      if (r.world->rank() == 0) {
+        EXPECT_EQ(differences(got, want), "") << name_of(from);
+      }
+    });
+  }
+}
+
+TEST(RestFormsCheckpoint, ConvertedWeightsAreRoundedToNearest) {
+  const TemporaryFolder folder;
+  const Everything want = straight(folder / "run", Algorithm::adamw, {}, 1, false);
+  test::launch(2, [&](RankContext& r) {
+    Trained run(r, Algorithm::adamw, {Master::bf16, DType::bf16}, Strategy::optim_grads_params);
+    Trained wide(r, Algorithm::adamw, {}, Strategy::optim_grads_params);
+    resume(folder / "run", run, &*run.optimizer, {.convert_forms = true});
+    resume(folder / "run", wide, &*wide.optimizer);
+    Stream& s = r.device->compute();
+    for (size_t i = 0; i < 3; ++i) {
+      std::vector<float> values = ops::to_floats(s, wide.own_parameters()[i].shard());
+      for (float& v : values) v = static_cast<float>(bf16(v));
+      EXPECT_EQ(ops::to_floats(s, run.own_parameters()[i].shard()), values);
+    }
+  });
+}
+
+TEST(RestFormsCheckpoint, StateDictsAndExportsHaveTheValues) {
+  for (const Forms& forms : kForms) {
+    const TemporaryFolder folder;
+    test::launch(3, [&](RankContext& r) {
+      Trained run(r, Soap::kName, forms, Strategy::optim_grads_params),
+          other(r, Soap::kName, forms, Strategy::optim);
+      run.train_to(3);
+      StateDict sharded = state_dict(run, &*run.optimizer, DictKind::sharded),
+                first = state_dict(run, &*run.optimizer, DictKind::on_first);
+      load_state_dict(other, &*other.optimizer, first, DictKind::on_first);
+      const Everything want = run.everything();
+      EXPECT_EQ(differences(other.everything(), want), "");
+      run.train_to(4);
+      load_state_dict(run, &*run.optimizer, sharded, DictKind::sharded);
+      EXPECT_EQ(differences(run.everything(), want), "");
+      export_weights(run, folder / "w.safetensors");
+      Trained fresh(r, Soap::kName, forms, Strategy::no_shard);
+      import_weights(fresh, folder / "w.safetensors");
+      const Everything got = fresh.everything();
+      for (const auto& [name, data] : want)
+        if (name.find("optim") == name.npos && name.find(".soap") == name.npos && got.contains(name) &&
+            name.ends_with("weight")) {
+          EXPECT_EQ(got.at(name), data) << name;
+        }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace sherd::test
