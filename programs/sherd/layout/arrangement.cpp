@@ -61,20 +61,24 @@ Units units_of(const Arrangement& a) {
                                             .cut = cut_of(p),
                                             .row_blocks = stacked_blocks(p.blocks),
                                             .dtype = p.dtype,
-                                            .tied = p.tied});
+                                            .tied = p.tied,
+                                            .master = p.master});
   }
   int position = 0;
   for (PlanUnit& u : all.units) u.position = u.root ? static_cast<int>(all.units.size()) - 1 : position++;
   return all;
 }
 
+std::string suffix_of(Master m) { return m == Master::f32 ? "" : fmt::format(", master {}", name_of(m)); }
+
 // Muon's matrices of all units, in buckets that span units.
 void add_buckets(Arrangement& a, const Units& all) {
   std::vector<BucketPlan> buckets = plan_buckets(all.units);
   for (size_t k = 0; k < buckets.size();) {
     const int number = buckets[k].buffer;
-    const DType dtype = buckets[k].group.dtype;
-    Buffer buffer{fmt::format("whole_param/{}", name_of(dtype)), dtype, {}};
+    const GroupPlan& first = buckets[k].group;
+    Buffer buffer{
+        fmt::format("whole_param/{}{}", name_of(first.dtype), suffix_of(first.master)), first.dtype, {}};
     for (; k < buckets.size() && buckets[k].buffer == number; ++k) {
       const BucketPlan& b = buckets[k];
       std::vector<int> params;
@@ -92,7 +96,8 @@ void add_units(Arrangement& a, const Units& all) {
     for (const GroupPlan& g : groups[u]) {
       std::vector<int> params;
       for (const int p : g.params) params.push_back(all.members[u][p]);
-      Buffer buffer{fmt::format("{}/{}{}", g.unit, name_of(g.dtype), g.suffix()), g.dtype, {}};
+      Buffer buffer{
+          fmt::format("{}/{}{}{}", g.unit, name_of(g.dtype), suffix_of(g.master), g.suffix()), g.dtype, {}};
       add(a, buffer, 0, *g.layout, std::move(params));
       a.buffers.push_back(std::move(buffer));
     }

@@ -36,7 +36,7 @@ struct Bucket {
 };
 
 struct Buffer {
-  /// "UNIT/DTYPE", "UNIT/DTYPE, whole matrices"; "whole_param/DTYPE" for matrices of all units
+  /// "UNIT/DTYPE", "UNIT/DTYPE, master FORM", "UNIT/DTYPE, whole matrices"; "whole_param/DTYPE" for matrices of all units
   std::string name;
   DType dtype = DType::f32;
   std::vector<Bucket> buckets;

@@ -24,6 +24,7 @@ constexpr const char* kInputHelp = R"(FILE is a JSON list of the model's paramet
   unit       what is gathered together; "root" is the outermost one
   tied       optional, true for a parameter that is used in two places (listed once)
   blocks     optional, rows of the matrices in a fused one, e.g. [4096, 1024, 1024]
+  master     optional, of a bf16 parameter: f32, bf16 or split; each form of a unit has a buffer of its own
 
 Under whole_param the matrices of all units are in one buffer for each dtype, in buckets that span units (those of "root"
 in the last ones, for its backward ends last), as training has them under zero1 and zero2. Under zero3 it packs each unit

@@ -17,6 +17,8 @@ constexpr const char* kParamsRemedy = "write a list of objects, one for each par
 const std::map<std::string, DType> kDtypes = {
     {"fp32", DType::f32},      {"float32", DType::f32}, {"f32", DType::f32},     {"bf16", DType::bf16},
     {"bfloat16", DType::bf16}, {"fp16", DType::f16},    {"float16", DType::f16}, {"f16", DType::f16}};
+const std::map<std::string, Master> kMasters = {
+    {"f32", Master::f32}, {"bf16", Master::bf16}, {"split", Master::split}};
 const std::map<std::string, Algorithm> kOptimizers = {{"muon", Algorithm::muon}, {"adamw", Algorithm::adamw}};
 
 template <class T>
@@ -57,6 +59,9 @@ ParamEntry read_entry(JsonObject& entry) {
   p.unit = entry.name("unit");
   p.dtype = read_word(entry, "dtype", kDtypes);
   p.optimizer = read_word(entry, "optimizer", kOptimizers);
+  if (entry.has("master")) p.master = read_word(entry, "master", kMasters);
+  if (p.master != Master::f32 && p.dtype != DType::bf16)
+    entry.refuse("master", "of a parameter in bf16 alone; weights in another dtype have f32");
   p.tied = entry.flag("tied", false);
   p.shape = entry.integers("shape", 0, kMostElements, 0);
   p.blocks = entry.integers("blocks", 0, kMostElements);

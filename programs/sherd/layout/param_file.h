@@ -7,6 +7,7 @@
 
 #include <sherd/kernels/device/dtype.h>
 #include <sherd/kernels/device/shape.h>
+#include <sherd/kernels/rest/rest.h>
 #include <sherd/optim/routing.h>
 
 namespace sherd::tools {
@@ -21,10 +22,12 @@ struct ParamEntry {
   bool tied = false;
   /// Rows of the matrices in a fused one, one below another; empty = one matrix.
   std::vector<int64_t> blocks;
+  /// Form of its master weights; f32 unless dtype is bf16.
+  Master master = Master::f32;
 };
 
-/// Reads [{"name", "shape", "dtype", "optimizer": "muon" | "adamw", "unit", "tied", "blocks"}, ...] in model
-/// order. "tied" (false) and "blocks" may be left out. Every shape's product and the sum over the model fit
+/// Reads [{"name", "shape", "dtype", "optimizer": "muon" | "adamw", "unit", "tied", "blocks", "master"}, ...] in
+/// model order. "tied" (false), "blocks" and "master" (f32) may be left out. Every shape's product and the sum over the model fit
 /// in int64.
 /// @param source name of the input in messages.
 /// @throws InvalidArgument, one message with every offender, 20 at most: input that is not JSON, or not such a list;

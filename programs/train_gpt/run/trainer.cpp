@@ -56,6 +56,7 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   o.outer = c.outer;
   o.reshard_after_forward = c.reshard_after_forward;
   o.compute_dtype = c.precision;
+  o.master = c.master;
   const LayoutChoice layout = layout_of(c);
   o.layout = layout.policy;
   o.packing = layout.packing;
@@ -127,6 +128,7 @@ void Trainer::resume() {
   options.model = config_.resume_parts != ResumeParts::optimizer;
   options.optimizer = config_.resume_parts != ResumeParts::model && optimizer_.has_value();
   options.allow_new_state = config_.allow_new_state;
+  options.convert_forms = config_.convert_forms;
   resumed_ = sherd::resume(config_.resume, model_, optimizer_ ? &*optimizer_ : nullptr, options,
                            [&](const TrainingState& saved) { return misfit(saved, config_); });
   if (config_.resume_parts == ResumeParts::model) return;
@@ -134,11 +136,13 @@ void Trainer::resume() {
   step_ = state.step;
   sequences_ = state.sequences;
   seed_ = state.seed;
+  runtime_of(model_).set_noise_seed(seed_);
 }
 
 std::vector<std::string> Trainer::differences() const {
   std::vector<std::string> lines;
   if (!resumed_ || config_.resume_parts == ResumeParts::model) return lines;
+  lines = resumed_->report.converted;
   const auto& info = resumed_->report.training.info;
   const auto before = info.find("data");
   if (windows_ && before != info.end() && before->second != windows_->describe())
@@ -323,7 +327,13 @@ bool Trainer::weights_are_finite() {
   const Tensor sums = Tensor::empty(*rank_.device, {ExactSum::kWords}, DType::i64, "metrics");
   ops::fill(s, sums, 0);
   for (auto& [name, p] : model_.named_parameters())
-    if (p.shard().numel() > 0) ops::accumulate_squares(s, sums, p.shard());
+    if (const Tensor own = p.shard(); own.numel() > 0) {
+      const Tensor values = own.dtype() == DType::f32
+                                ? own
+                                : Tensor::empty(*rank_.device, {own.numel()}, DType::f32, "metrics");
+      if (values.raw() != own.raw()) ops::read_weights(s, values, own, p.shard_low());
+      ops::accumulate_squares(s, sums, values);
+    }
   const Tensor count = sums.flat(ExactSum::kNonFinite, ExactSum::kNonFinite + 1);
   rank_.world->all_reduce(s, count);
   int64_t not_finite = 0;
@@ -347,9 +357,7 @@ bool Trainer::export_adapters() {
 bool Trainer::export_folder() { return train_gpt::export_folder(model_, config_, rank_.world->rank() == 0); }
 
 RankMemory Trainer::replicated_memory() {
-  const ParameterCount count = parameters();
-  return sherd::replicated_memory(routing_, config_.precision, optimizer_ ? &*optimizer_ : nullptr,
-                                  count.all - count.trained);
+  return sherd::replicated_memory(model_, routing_, optimizer_ ? &*optimizer_ : nullptr);
 }
 
 double Trainer::data_sum(double value) {

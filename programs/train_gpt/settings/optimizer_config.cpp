@@ -53,15 +53,29 @@ sherd::Algorithm algorithm_named(const std::string& name) {
 /// Each rule's compiled pattern has up to 256 KiB, and a checkpoint's rules may be a stranger's.
 constexpr size_t kMostRules = 1000;
 
+/// Applies a word behind the '=' of a rule: an optimizer, master:FORM or state:DTYPE.
+void apply_word(sherd::RoutingRule& rule, const std::string& word) {
+  const auto value = [&](std::string_view key) { return word.substr(key.size()); };
+  if (word.starts_with("master:"))
+    rule.settings.master = sherd::kMasterNames.parse("master", value("master:"));
+  else if (word.starts_with("state:"))
+    rule.settings.state_dtype = sherd::kDTypeNames.parse("state", value("state:"));
+  else
+    rule.algorithm = algorithm_named(word);
+}
+
 std::vector<sherd::RoutingRule> routing_rules(const std::string& text) {
   std::vector<sherd::RoutingRule> rules;
   for (const std::string& rule : split(text, ';')) {
     const size_t equals = rule.rfind('=');
-    if (equals == std::string::npos || equals == 0)
-      throw sherd::InvalidArgument(
-          fmt::format("'{}': write REGEX=OPTIMIZER, such as REGEX=muon, several separated by ';'",
-                      sherd::printable(rule)));
-    rules.push_back({rule.substr(0, equals), algorithm_named(rule.substr(equals + 1))});
+    const std::vector<std::string> words =
+        split(equals == std::string::npos ? "" : rule.substr(equals + 1), '/');
+    if (equals == 0 || words.empty())
+      throw sherd::InvalidArgument(fmt::format(
+          "'{}': write REGEX=OPTIMIZER, such as REGEX=muon, or REGEX=/master:f32; several separated by ';'",
+          sherd::printable(rule)));
+    rules.push_back({rule.substr(0, equals), {}});
+    for (const std::string& word : words) apply_word(rules.back(), word);
   }
   return rules;
 }
@@ -136,7 +150,8 @@ sherd::SoapOptions soap_options(const Settings& c) {
 bool uses(const Settings& c, OptimizerWord optimizer) {
   const std::vector<std::string> rules = split(c.route, ';');
   return c.optimizer == optimizer || std::any_of(rules.begin(), rules.end(), [&](const std::string& r) {
-           return r.ends_with(std::string("=") + word_of(optimizer));
+           const std::vector<std::string> words = split(r.substr(r.rfind('=') + 1), '/');
+           return !words.empty() && words.front() == word_of(optimizer);
          });
 }
 
@@ -171,6 +186,7 @@ sherd::OptimizerOptions optimizer_options(const Settings& c) {
   o.adamw = {.beta1 = c.adam_beta1, .beta2 = c.adam_beta2, .eps = c.adam_eps};
   o.weight_decay = c.weight_decay;
   o.skip_non_finite = c.skip_non_finite;
+  o.state_dtype = c.state_dtype;
   o.muon = muon_options(c);
   if (uses(c, OptimizerWord::normuon))
     o.further.push_back(sherd::NorMuon::factory({.muon = o.muon, .beta2 = c.adam_beta2}));

@@ -21,9 +21,9 @@ using train_gpt::proto::Setting;
 
 /// The library's headers of types in settings.proto.
 constexpr const char* kHeaders[] = {
-    "comm/launch_options", "fsdp/strategy",           "kernels/device/dtype",     "optim/muon/muon_options",
-    "optim/schedule",      "train/data/token_format", "train/data/token_windows", "train/saving/save_folder",
-    "train/saving/saving", "train/settings/fields"};
+    "comm/launch_options",      "fsdp/strategy",       "kernels/device/dtype",    "kernels/rest/rest",
+    "optim/muon/muon_options",  "optim/schedule",      "train/data/token_format", "train/data/token_windows",
+    "train/saving/save_folder", "train/saving/saving", "train/settings/fields"};
 
 const Setting& setting_of(const FieldDescriptor& field) {
   return field.options().GetExtension(train_gpt::proto::setting);

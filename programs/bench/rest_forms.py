@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Weights and optimizer state in 16 bits (--master, --state-dtype) beside fp32: time, bytes and quality.
+
+  rest_forms.py speed    optimizer phase and step of each form, side by side: each round runs all forms, medians over rounds
+  rest_forms.py quality  held-out loss after --steps steps of each form and seed; a run that is in --folder is not repeated
+
+Both train on the sources of Python's standard library: the byte GPT on bytes, a llama of 42.5 million parameters on words, numbered by
+frequency. Nothing else should run on the machine.
+"""
+
+import argparse
+import collections
+import json
+import re
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+FORMS = (("f32", "fp32"), ("bf16", "fp32"), ("split", "fp32"), ("fp32", "bf16"), ("bf16", "bf16"))
+VOCABULARY = 16384
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "intermediate_size": 1536,
+         "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": VOCABULARY,
+         "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
+         "hidden_act": "silu", "initializer_range": 0.02, "attention_bias": False, "mlp_bias": False}
+# Flags of each model; learning rates of AdamW and Muon.
+MODELS = {"byte GPT": (["--dim", 128, "--layers", 4, "--heads", 4, "--seq", 128, "--batch", 8], {"adamw": 2e-3, "muon": 1e-2}),
+          "llama": (["--seq", 128, "--batch", 4], {"adamw": 5e-4, "muon": 5e-3})}
+
+
+def prepare(folder):
+    """Makes text, tokens and the llama's folder. Returns the flags of each model's data."""
+    (folder / "llama").mkdir(parents=True, exist_ok=True)
+    sources = sorted(p for p in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = "\n".join(p.read_text(errors="ignore") for p in sources)[:8_000_000]
+    (folder / "text").write_text(text)
+    (folder / "llama/config.json").write_text(json.dumps(LLAMA))
+    words = re.findall(r"\w+|[^\w\s]|\s+", text)
+    ids = {w: i + 1 for i, (w, _) in enumerate(collections.Counter(words).most_common(VOCABULARY - 1))}
+    (folder / "tokens").write_bytes(b"".join(ids.get(w, 0).to_bytes(2, "little") for w in words))
+    return {"byte GPT": ["--data", folder / "text"],
+            "llama": ["--model", folder / "llama", "--from-scratch", "--tokens", folder / "tokens", "--token-format", "u16"]}
+
+
+def train(args, data, model, optimizer, form, seed, steps, metrics, extra):
+    flags, rates = MODELS[model]
+    command = [args.build / "bin/train_gpt", *data[model], *flags, "--optimizer", optimizer, "--lr", rates[optimizer], "--precision", "bf16",
+               "--master", form[0], "--state-dtype", form[1], "--seed", seed, "--steps", steps, "--ranks", args.ranks, "--threads",
+               args.threads, "--metrics", metrics, "--quiet", "--plan", "false", "--measure-peak", "false", *extra]
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    return [json.loads(line) for line in Path(metrics).read_text().splitlines() if line.startswith('{"step"')]
+
+
+def name_of(form):
+    return f"master {form[0].replace('fp32', 'f32')}, state {form[1].replace('fp32', 'f32')}"
+
+
+def speed(args, folder):
+    data = prepare(folder)
+    for model in args.models:
+        for optimizer in args.optimizers:
+            found = collections.defaultdict(list)
+            for _ in range(args.rounds):
+                for form in FORMS:
+                    steps = train(args, data, model, optimizer, form, 0, 8, folder / "metrics", [])[3:]
+                    found[form].append([statistics.median(s[k] for s in steps) for k in ("optim_ms", "step_ms", "peak_bytes")])
+            print(f"\n{model}, {optimizer}, {args.ranks} ranks of {args.threads} threads, medians of {args.rounds} rounds\n\n"
+                  "| form | optimizer ms | beside fp32 | step ms | beside fp32 | peak MiB |\n" + "|---" * 6 + "|")
+            ratio = lambda form, i: statistics.median(a[i] / b[i] for a, b in zip(found[form], found[FORMS[0]]))
+            for form in FORMS:
+                optim, step, peak = (statistics.median(f[i] for f in found[form]) for i in range(3))
+                print(f"| {name_of(form)} | {optim:.1f} | {ratio(form, 0):.3f} | {step:,.0f} | {ratio(form, 1):.3f} | {peak / 2**20:,.0f} |",
+                      flush=True)
+
+
+def quality(args, folder):
+    data = prepare(folder)
+    for model in args.models:
+        for optimizer in args.optimizers:
+            print(f"\n{model}, {optimizer}, {args.steps} steps, seeds {args.seeds}\n\n| form |" +
+                  "".join(f" seed {s} |" for s in args.seeds) + " mean | beside fp32 |\n" + "|---" * (len(args.seeds) + 3) + "|")
+            base = None
+            for form in FORMS:
+                losses = []
+                for seed in args.seeds:
+                    metrics = folder / f"{model} {optimizer} {form[0]} {form[1]} {seed} {args.steps}.jsonl".replace(" ", "_")
+                    done = folder / f"{metrics.name}.done"
+                    if not done.exists():
+                        steps = train(args, data, model, optimizer, form, seed, args.steps, metrics,
+                                      ["--lr-schedule", "cosine", "--warmup", args.steps // 20, "--eval-every", args.steps,
+                                       "--eval-windows", 128])
+                        done.write_text(str(steps[-1]["eval_loss"]))
+                    losses.append(float(done.read_text()))
+                mean = statistics.mean(losses)
+                base = base or mean
+                print(f"| {name_of(form)} |" + "".join(f" {x:.4f} |" for x in losses) + f" {mean:.4f} | {100 * (mean / base - 1):+.2f} % |",
+                      flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("speed", "quality"))
+    parser.add_argument("--build", type=Path, default=Path("build/release"))
+    parser.add_argument("--folder", type=Path, help="keep data and results here")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--optimizers", nargs="+", default=["adamw", "muon"])
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        {"speed": speed, "quality": quality}[args.what](args, args.folder or Path(temporary))
+
+
+main()
