@@ -280,5 +280,36 @@ TEST(TorchValues, MixedPrecision) {
   });
 }
 
+// Modules of libtorch with weights in 16 bits: the same bits under all strategies, and no shards for torch's own optimizers.
+TEST(TorchValues, WeightsWithoutFp32Masters) {
+  for (const sherd::Master master : {sherd::Master::bf16, sherd::Master::split})
+    launch(2, [&](RankContext& rank) {
+      std::map<std::string, std::vector<float>> before;
+      for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+        torch::manual_seed(7);
+        Net model;
+        FullyShardOptions o;
+        o.strategy = strategy;
+        o.compute_dtype = sherd::DType::bf16;
+        o.master = master;
+        sherd::torch::route(*model, {.optimizer = sherd::Algorithm::adamw});
+        sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
+        sherd::ModuleBase& root = sherd::torch::root_of(*model);
+        sherd::torch::Optimizer optimizer(*model, {.state_dtype = sherd::DType::bf16});
+        for (int step = 0; step < 3; ++step) {
+          model(batch(rank.world->rank())).to(torch::kFloat).square().mean().backward();
+          optimizer.step(0.01);
+        }
+        for (auto& [name, p] : root.named_parameters()) {
+          const auto all =
+              sherd::ops::to_floats(rank.device->compute(), p.dtensor().full_tensor(rank.device->compute()));
+          if (strategy == Strategy::optim) before[name] = all;
+          EXPECT_TRUE(same_bits(before[name], all)) << name << ", " << where(rank, strategy);
+        }
+        EXPECT_THROW(sherd::torch::LocalShards shards(*model), sherd::InvalidArgument);
+      }
+    });
+}
+
 }  // namespace
 }  // namespace torch_test

@@ -49,14 +49,17 @@ TEST_P(ParityRun, EveryStrategyLayoutAndReplicaArrangementHasTheSameBits) {
 }
 
 std::string variant_name(const ::testing::TestParamInfo<Flags>& variant) {
-  return std::vector<std::string>{"AdamW", "Muon", "MuonBf16", "MuonClip", "MuonFraction"}[variant.index];
+  return std::vector<std::string>{
+      "AdamW", "Muon", "MuonBf16", "MuonClip", "MuonFraction", "SixteenBits"}[variant.index];
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, ParityRun,
                          ::testing::Values(Flags{"--optimizer", "adamw"}, Flags{"--optimizer", "muon"},
                                            Flags{"--optimizer", "muon", "--precision", "bf16"},
                                            Flags{"--optimizer", "muon", "--qk-clip", "0.02"},
-                                           Flags{"--optimizer", "muon", "--muon-fraction", "0.25"}),
+                                           Flags{"--optimizer", "muon", "--muon-fraction", "0.25"},
+                                           Flags{"--optimizer", "normuon", "--precision", "bf16", "--master",
+                                                 "bf16", "--state-dtype", "bf16", "--qk-clip", "0.02"}),
                          variant_name);
 
 TEST(ProgramRun, AccumulationAgreesInsideAFamilyAndNearlyAcross) {

@@ -44,9 +44,19 @@ const ReplicaArrangement kArrangements[] = {
     {Strategy::optim_grads_params, 2, 2, 1, Outer::no_shard, 2},
 };
 
-std::string show(const ReplicaArrangement& a, DType compute) {
-  return fmt::format("{} replicas {} outer {} tp {} layout {} {}", name_of(a.strategy), a.replicas,
-                     name_of(a.outer), a.tp, static_cast<int>(a.layout), name_of(compute));
+/// dtype of weights in use, and forms between steps.
+struct Forms {
+  DType compute = DType::f32;
+  Master master = Master::f32;
+  DType state = DType::f32;
+};
+const Forms kForms[] = {
+    {}, {DType::bf16}, {DType::bf16, Master::bf16, DType::bf16}, {DType::bf16, Master::split}};
+
+std::string show(const ReplicaArrangement& a, const Forms& f) {
+  return fmt::format("{} replicas {} outer {} tp {} layout {} {} master {}", name_of(a.strategy), a.replicas,
+                     name_of(a.outer), a.tp, static_cast<int>(a.layout), name_of(f.compute),
+                     name_of(f.master));
 }
 
 /// With a table that is the same on all ranks, and statistics that are not.
@@ -64,7 +74,7 @@ class Model : public ToyModel {
 
 /// A trained model whose matrices go to NorMuon, Muon and SOAP, and the rest to AdamW.
 struct Trained {
-  Trained(RankContext& r, const ReplicaArrangement& a, DType compute)
+  Trained(RankContext& r, const ReplicaArrangement& a, const Forms& f)
       : rank(r),
         mesh(r.world, {{"replicate", a.replicas}, {"shard", 4 / a.replicas / a.tp}, {"tp", a.tp}}),
         model(mesh) {
@@ -73,10 +83,13 @@ struct Trained {
                                                     {"down.weight", Algorithm::muon},
                                                     {"soap.weight", Soap::kName}}});
     FullyShardOptions o;
-    o.strategy = a.strategy, o.outer = a.outer, o.compute_dtype = compute, o.layout = a.layout;
+    o.strategy = a.strategy, o.outer = a.outer, o.layout = a.layout;
+    o.compute_dtype = f.compute, o.master = f.master;
     for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
     fully_shard(model, mesh, o, {.allow_unused = true});
-    optimizer.emplace(model, routing, OptimizerOptions{.further = {NorMuon::factory(), Soap::factory()}});
+    optimizer.emplace(
+        model, routing,
+        OptimizerOptions{.state_dtype = f.state, .further = {NorMuon::factory(), Soap::factory()}});
     Stream& s = r.device->compute();
     const Tensor tokens = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
     model.targets = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
@@ -109,17 +122,22 @@ int copies_of(const Parameter& p, int copies, const ReplicaArrangement& a) {
 }
 
 /// Weights of all units are where unshard() reads them, or that memory itself where they rest whole.
-std::vector<Memory> memory_of(Trained& t, const ReplicaArrangement& a, DType compute) {
+std::vector<Memory> memory_of(Trained& t, const ReplicaArrangement& a) {
   std::vector<Memory> all;
   const bool whole = a.weight_copies == 4;
   for (auto& unit : runtime_of(t.model).units()) {
     unit->unshard();
     unit->wait();
     for (const Parameter& p : unit->params()) {
-      const Tensor data = whole ? p.data() : compute == DType::f32 ? p.shard() : p.model_copy();
+      const Tensor data = whole ? p.data() : p.model_copy().defined() ? p.model_copy() : p.shard();
       all.push_back({"weights", p.name(), data, copies_of(p, a.weight_copies, a)});
+      const char* const masters =
+          p.group().plan().master == Master::f32 ? "fp32 master weights" : "master weights";
       if (p.group().has_masters())
-        all.push_back({"fp32 master weights", p.name(), p.shard(), copies_of(p, a.state_copies, a)});
+        all.push_back({masters, p.name(), p.shard(), copies_of(p, a.state_copies, a)});
+      if (p.shard_low().defined())
+        all.push_back(
+            {"low halves of master weights", p.name(), p.shard_low(), copies_of(p, a.state_copies, a)});
     }
     unit->reshard();
   }
@@ -141,13 +159,13 @@ TEST(ReplicaCheck, AFlippedBitOfEachKindIsFoundUnderEveryStrategyLayoutAndPrecis
   constexpr int kRank = 2;
   bool owned_state_found = false;  // a plan may have one owner among the replicas
   for (const ReplicaArrangement& a : kArrangements)
-    for (const DType compute : {DType::f32, DType::bf16}) {
-      SCOPED_TRACE(show(a, compute));
+    for (const Forms& forms : kForms) {
+      SCOPED_TRACE(show(a, forms));
       std::set<std::string> found;
       launch(4, {.device = {.threads = 1}}, [&](RankContext& r) {
-        Trained t(r, a, compute);
+        Trained t(r, a, forms);
         EXPECT_THAT(check_replicas(t.model, &*t.optimizer).differences, IsEmpty());
-        for (const Memory& m : memory_of(t, a, compute)) {
+        for (const Memory& m : memory_of(t, a)) {
           const bool here = r.world->rank() == kRank && m.values.numel() > 0;
           Stream& s = r.device->compute();
           if (here) flip_lowest_bit(s, m.values, m.values.numel() / 2);
@@ -174,7 +192,9 @@ TEST(ReplicaCheck, AFlippedBitOfEachKindIsFoundUnderEveryStrategyLayoutAndPrecis
       if (a.state_copies > 1 && a.layout != LayoutPolicy::whole_param && a.tp == 1) {
         expected.insert({"optimizer state 'exp_avg'", "optimizer state 'exp_avg_sq'",
                          "optimizer state 'momentum_buffer'", "optimizer state 'second_momentum_buffer'"});
-        if (compute == DType::bf16) expected.insert("fp32 master weights");
+        if (forms.compute == DType::bf16 && forms.master == Master::f32)
+          expected.insert("fp32 master weights");
+        if (forms.master == Master::split) expected.insert("low halves of master weights");
       }
       EXPECT_THAT(expected, ::testing::IsSubsetOf(found));
       owned_state_found = owned_state_found || found.contains("optimizer state 'soap_left_basis'");
