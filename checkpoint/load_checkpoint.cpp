@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include <sherd/checkpoint/detail/compare_copies.h>
 #include <sherd/checkpoint/detail/comparison.h>
@@ -81,6 +82,13 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
     for (const Wanted& w : all) parts.push_back({{find(reader, w), whole_part(0, w.shape)}});
   });
   fill_from_files(runtime, ranks, all, reader, parts, report);
+  const auto& info = report.training.info;
+  if (const auto found = info.find(kNoiseSeed); options.optimizer && found != info.end()) {
+    uint64_t seed = 0;
+    const std::string& text = found->second;
+    if (std::from_chars(text.data(), text.data() + text.size(), seed).ec == std::errc())
+      runtime.set_noise_seed(seed);
+  }
   for (Optimizer* optimizer : optimizers)
     if (options.optimizer) optimizer->set_steps(recorded_optimizer_steps(report.training, root, *optimizer));
   return report;

@@ -11,6 +11,10 @@
 
 namespace sherd {
 
+/// Entry of TrainingState::info: ShardRuntime::noise_seed() of a run with weights or state in bf16. A load of optimizer
+/// state continues it.
+inline constexpr const char* kNoiseSeed = "noise.seed";
+
 /// Returns the tensors that this rank writes, in the dtypes they rest in. Exactly one rank writes each element of every parameter
 /// (master weights, including frozen ones; the halves of the form split are one f32 tensor) and of every state tensor. Ranks that hold the same elements
 /// (replicas, data-parallel ranks under no_shard, tensor-parallel ranks of an uncut parameter) share them

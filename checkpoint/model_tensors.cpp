@@ -171,10 +171,14 @@ std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root,
                     "save the model alone",
                     optimizers.size(), sets->count()));
   std::vector<LocalTensor> all = Collector(root, optimizers).collect();
+  const bool rounds = std::any_of(all.begin(), all.end(), [](const LocalTensor& t) {
+    return t.dtype == DType::bf16 && t.counts_not_finite;  // no buffer
+  });
   if (!all.empty())
-    all.front().before_save = [&root, optimizers](TrainingState& training) {
+    all.front().before_save = [&root, optimizers, rounds](TrainingState& training) {
       runtime_of(root).require_whole_weights("CheckpointSaver");
       if (optimizers.size() > 1) record_optimizer_steps(training, root, optimizers);
+      if (rounds) training.info[kNoiseSeed] = std::to_string(runtime_of(root).noise_seed());
     };
   return all;
 }

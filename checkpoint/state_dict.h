@@ -48,7 +48,7 @@ struct HostTensor {
 };
 
 struct StateDict {
-  /// Parameters (f32 master weights) and persistent buffers (in their dtype) by full name.
+  /// Parameters (master weights, bf16 where FullyShardOptions::master is bf16, else f32) and persistent buffers (in their dtype) by full name.
   std::map<std::string, HostTensor> model = {};
   /// State by the names of checkpoints, "optim.state.NAME.KEY".
   std::map<std::string, HostTensor> optimizer = {};

@@ -432,12 +432,8 @@ DTensor ParamGroup::dtensor(int p) const {
   const int64_t begin = layout_->local_begin(ParamId(p), RankId(cell_)).value;  // including the parameter's
                                                                                 // padding
   const int64_t end = begin + layout_->piece(ParamId(p), RankId(cell_)).size();
-  Tensor piece = master_.flat(begin, end);
-  if (piece.dtype() != DType::f32) {
-    piece = f32_like(piece);
-    ops::read_weights(device_.compute(), piece, master_.flat(begin, end),
-                      low_.defined() ? low_.flat(begin, end) : Tensor());
-  }
+  const Tensor piece = ops::weights_as_f32(device_.compute(), master_.flat(begin, end),
+                                           low_.defined() ? low_.flat(begin, end) : Tensor());
   return DTensor::from_layout(spec_.mesh, sharded_over(), layout_, p, piece);
 }
 

@@ -43,6 +43,8 @@ ShardRuntime::~ShardRuntime() {
   buckets_.clear();
 }
 
+uint64_t ShardRuntime::noise_seed() const { return groups().front()->seed(); }
+
 void ShardRuntime::set_noise_seed(uint64_t seed) {
   for (ParamGroup* g : groups()) g->set_seed(seed);
 }

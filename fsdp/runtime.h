@@ -45,8 +45,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// Returns every ParamGroup of every unit, in that order, then those of buckets that span units
   /// (ModelPlan::buckets).
   std::vector<ParamGroup*> groups() const;
-  /// Sets the seed of the noise of updates (kernels/rest/rest.h), RootOptions::seed before: a program that resumes with another
-  /// seed continues with that of the checkpoint. The same on every rank.
+  /// Seed of the noise of updates (kernels/rest/rest.h): RootOptions::seed, or the one that a loaded checkpoint
+  /// continues. The same on every rank.
+  uint64_t noise_seed() const;
   void set_noise_seed(uint64_t seed);
 
   /// Sets whether the next backward is the last of the step. Only the last brings gradients to their final

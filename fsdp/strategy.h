@@ -39,7 +39,7 @@ struct PlacementRow {
   Placement param;       // stored, between uses
   Placement grad_micro;  // after each microbatch
   Placement grad;        // after the last microbatch
-  Placement state;       // optimizer state and fp32 master weights
+  Placement state;       // optimizer state and master weights
 };
 
 /// Return the table's row for the shard (inner) and the replicate (outer) dimension. A dimension of one rank

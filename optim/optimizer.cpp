@@ -115,11 +115,11 @@ std::vector<std::string> unheeded_forms(const Routing& routing, const OptimizerO
       if (names.empty()) return;
       const std::string more = names.size() == 1 ? "" : fmt::format(" and {} more", names.size() - 1);
       wrong.push_back(
-          fmt::format("{} has {} in f32 alone, for {}{}; give them {} by a routing rule, or for all",
+          fmt::format("{} has {} in f32 alone, for {}{}; leave out {}, or give these f32 by a routing rule",
                       title_of(f.algorithm), what, names.front(), more, remedy));
     };
-    say(states, "state", "state_dtype f32");
-    say(masters, "master weights", "master f32");
+    say(states, "state", "OptimizerOptions::state_dtype");
+    say(masters, "master weights", "FullyShardOptions::master");
   }
   return wrong;
 }

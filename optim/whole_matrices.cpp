@@ -41,6 +41,14 @@ std::vector<std::string> problems_of(const MatrixRule& rule, const MomentumOptio
   return wrong;
 }
 
+// Returns whether the optimizer keeps anything in UpdateItem::state_dtype. A rule that undoes the decay of its momentum needs
+// that exact.
+bool rounds_state(const MatrixRule& rule) {
+  if (!rule.takes_gradient()) return !rule.keeps_unused();
+  const std::vector<MatrixStateSpec> specs = rule.state(64, 64);
+  return std::any_of(specs.begin(), specs.end(), [](const MatrixStateSpec& s) { return s.may_be_bf16; });
+}
+
 bool has_state(const MatrixRule& rule, const std::vector<UpdateItem>& items) {
   return std::any_of(items.begin(), items.end(), [&](const UpdateItem& item) {
     const Shape& shape = item.param.shape();
@@ -59,8 +67,7 @@ UpdateRuleFactory WholeMatrices::factory(const Algorithm& algorithm, const Matri
           .heeds_lr_factor = true,
           .heeds_betas = false,
           .heeds_master = true,
-          // It undoes the decay of a momentum, which must be exact.
-          .heeds_state_dtype = !make_rule()->keeps_unused(),
+          .heeds_state_dtype = rounds_state(*make_rule()),
           .heeds_gradient_factor = true,
           .make = [=](Device& device, std::vector<UpdateItem> items) {
             return std::make_unique<WholeMatrices>(device, std::move(items), make_rule(), o);

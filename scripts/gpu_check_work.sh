@@ -100,12 +100,16 @@ parity_cpu_cuda() {
 
 # On equal ranks every strategy gives the same bits.
 strategies_bits() {
-  local strategy
-  for strategy in zero0 zero1 zero2 zero3; do
-    run "bits_$strategy" $small --optimizer muon --device "$device" --ranks 4 --strategy $strategy --save "$work/bits_$strategy" || return
-    [ $strategy = zero0 ] || "$bin/sherd" ckpt diff "$work/bits_zero0" "$work/bits_$strategy" || return
+  local strategy forms at
+  for forms in "" "--precision bf16 --master bf16 --state-dtype bf16" "--precision bf16 --master split"; do
+    for strategy in zero0 zero1 zero2 zero3; do
+      [ -n "$forms" ] && [ $strategy = zero1 ] && continue
+      at="bits${forms// /}_"
+      run "$at$strategy" $small --optimizer muon --device "$device" --ranks 4 --strategy $strategy $forms --save "$work/$at$strategy" || return
+      [ $strategy = zero0 ] || "$bin/sherd" ckpt diff "$work/${at}zero0" "$work/$at$strategy" || return
+    done
   done
-  echo "figure: zero0 to zero3 on 4 ranks: weights and states bit-identical"
+  echo "figure: zero0 to zero3 on 4 ranks: weights and states bit-identical, also in 16 bits"
 }
 
 runs_repeat() {

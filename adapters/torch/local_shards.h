@@ -32,7 +32,7 @@ class [[nodiscard]] LocalShards {
  public:
   /// @param skip_non_finite whether step() checks the gradients itself, as in sherd::OptimizerOptions. The
   /// check is one all-reduce over the ranks that hold pieces of them, unless clip_grad_norm() has made it.
-  /// @throws InvalidArgument before fully_shard(root).
+  /// @throws InvalidArgument before fully_shard(root), and where masters are not fp32 (FullyShardOptions::master).
   explicit LocalShards(::torch::nn::Module& root, bool skip_non_finite = true);
   ~LocalShards();
   LocalShards(const LocalShards&) = delete;

@@ -31,6 +31,7 @@ void update_weights(::torch::nn::Module& module, const std::function<void()>& ch
 /// of each parameter's f32 master weights, [n], which may be empty. Use the function above for a change that
 /// depends on other elements, or on random numbers (ranks may hold the same interval). When change() throws,
 /// some parameters may have changed.
+/// @throws InvalidArgument also where a parameter's masters are not fp32 (FullyShardOptions::master).
 ///
 ///     sherd::torch::update_weights(*critic, [](const std::string&, torch::Tensor& shard) { shard.clamp_(-0.01, 0.01); });
 void update_weights(::torch::nn::Module& module,

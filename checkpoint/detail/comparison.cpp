@@ -46,11 +46,9 @@ class Comparison {
 
  private:
   void compare(const Wanted& w, const CheckpointTensor& t);
-  /// Returns whether the run continues the checkpoint's: weights and state must have the same forms then.
-  bool continues() const { return options_.model && options_.optimizer; }
-  /// Returns whether the conversion leaves out, or begins, a count of updates (WholeMatrices::counters()).
-  bool is_converted_count(const std::string& name) const {
-    return options_.convert_forms && name.ends_with(".updates");
+  /// Returns whether it is a count that only 16-bit forms have (WholeMatrices::counters()).
+  static bool is_form_count(Section section, const std::string& name, const Shape& shape) {
+    return section == Section::optim && name.ends_with(".updates") && shape == Shape{1};
   }
   std::string names(const std::vector<std::string>& list) const;
   std::string explain_state() const;
@@ -62,8 +60,9 @@ class Comparison {
   std::vector<std::string> missing_, unexpected_, other_, missing_state_, unexpected_state_, other_state_;
   std::map<std::pair<DType, DType>, int> forms_;  // tensors by the dtype that is stored and the run's
   std::map<std::pair<DType, DType>, std::string> first_form_;
-  std::set<std::string> needs_;  // parameters whose state is missing
-  size_t needed_ = 0;            // state tensors of the run
+  std::vector<std::string> missing_counts_, unexpected_counts_;  // is_form_count()
+  std::set<std::string> needs_;                                  // parameters whose state is missing
+  size_t needed_ = 0;                                            // state tensors of the run
 };
 
 Comparison::Comparison(std::string source, std::span<const CheckpointTensor> offered,
@@ -85,14 +84,21 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
     };
     look(w.name);
     for (const std::string& name : w.tied) look(name);
-    if (found || (w.count && is_converted_count(w.name))) continue;
+    if (found) continue;
+    if (is_form_count(w.section, w.name, w.shape)) {
+      missing_counts_.push_back(w.name);
+      continue;
+    }
     (w.section == Section::model ? missing_ : missing_state_).push_back(w.name);
     if (w.section == Section::optim) needs_.insert(w.param.name());
   }
   for (const CheckpointTensor& t : offered) {
     const bool asked = t.section == Section::model ? options.model : options.optimizer;
-    if (asked && !known.contains({t.section, t.name}) && !is_converted_count(t.name))
-      (t.section == Section::model ? unexpected_ : unexpected_state_).push_back(t.name);
+    if (!asked || known.contains({t.section, t.name})) continue;
+    (t.section == Section::model                 ? unexpected_
+     : is_form_count(t.section, t.name, t.shape) ? unexpected_counts_
+                                                 : unexpected_state_)
+        .push_back(t.name);
   }
 }
 
@@ -104,7 +110,7 @@ void Comparison::compare(const Wanted& w, const CheckpointTensor& t) {
                                 to_string(w.shape)));
   } else if (f32 && !widens_to_f32(t.dtype)) {
     other.push_back(fmt::format("'{}' is {}: only f32, bf16 and f16 are read", t.name, name_of(t.dtype)));
-  } else if (w.rests() && t.dtype != w.dtype() && continues()) {
+  } else if (w.rests() && t.dtype != w.dtype() && options_.optimizer) {
     ++forms_[{t.dtype, w.dtype()}];
     first_form_.emplace(std::pair(t.dtype, w.dtype()), t.name);
   } else if (!f32 && t.dtype != w.local.dtype()) {
@@ -129,22 +135,32 @@ void Comparison::require_fit() const {
     say("different", other_);
   }
   const bool other_model = !problems.empty();
+  bool explains = false;  // routing
   // Optimizer state of another model differs with the parameters; naming it, too, hides them.
   if (!other_model) {
     say("different", other_state_);
-    const bool converts = forms_.empty() || options_.convert_forms;
-    for (const auto& [dtypes, count] : forms_) {
-      if (converts) break;
-      problems.push_back(fmt::format(
-          "{} tensors such as '{}' are stored in {} and the run keeps them in {} (FullyShardOptions::master, "
-          "OptimizerOptions::state_dtype): use the checkpoint's forms, or convert it "
-          "(LoadOptions::convert_forms)",
-          count, printable(first_form_.at(dtypes)), name_of(dtypes.first), name_of(dtypes.second)));
-    }
-    // Forms have counters of their own: without the conversion these say nothing about the routing.
-    if (converts && !options_.allow_new_state) {
+    const char* const remedy =
+        "(FullyShardOptions::master, OptimizerOptions::state_dtype): use the checkpoint's forms, or convert "
+        "it "
+        "(LoadOptions::convert_forms)";
+    const size_t others = problems.size();
+    for (const auto& [dtypes, count] : forms_)
+      if (!options_.convert_forms)
+        problems.push_back(fmt::format(
+            "{} tensors such as '{}' are stored in {} and the run keeps them in {} {}", count,
+            printable(first_form_.at(dtypes)), name_of(dtypes.first), name_of(dtypes.second), remedy));
+    const bool other_state = !missing_state_.empty() || !unexpected_state_.empty();
+    const std::vector<std::string>& counts = missing_counts_.empty() ? unexpected_counts_ : missing_counts_;
+    if (problems.empty() && !other_state && !counts.empty() && !options_.convert_forms &&
+        !options_.allow_new_state)
+      problems.push_back(
+          fmt::format("only one of checkpoint and run has weights or momentum in bf16 of '{}' {}",
+                      printable(counts.front()), remedy));
+    // Another form has other counts, which say nothing about the routing.
+    if (problems.size() == others && !options_.allow_new_state) {
       say("optimizer state missing in it", missing_state_);
       say("optimizer state unknown to the run", unexpected_state_);
+      explains = other_state;
     }
   }
   if (problems.empty()) return;
@@ -153,8 +169,7 @@ void Comparison::require_fit() const {
   if (other_model) {
     if (options_.cause.empty() && wrapper.empty())
       text += "; these are tensors of another model: build that model, or name weights of this one";
-  } else if (forms_.empty() && !options_.allow_new_state &&
-             !(missing_state_.empty() && unexpected_state_.empty())) {
+  } else if (explains) {
     text += explain_state();
   }
   throw InvalidArgument(text);
@@ -223,7 +238,7 @@ std::string Comparison::explain_state() const {
         "neither "
         "can use the other's; this concerns {}",
         names({moved.begin(), moved.end()}));
-  if (missing_state_.size() == needed_)
+  if (missing_state_.size() + missing_counts_.size() == needed_)
     return text +
            "; it holds no state for this optimizer: load the model only (LoadOptions::optimizer = false)";
   return text +

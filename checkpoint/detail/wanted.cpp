@@ -87,13 +87,7 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
 
 Tensor Wanted::values(Stream& stream) const { return low.defined() ? f32_values(stream) : local; }
 
-Tensor Wanted::f32_values(Stream& stream) const {
-  if (local.dtype() == DType::f32) return local;
-  const Tensor all =
-      Tensor::empty(stream.device(), {local.numel()}, DType::f32, MemoryClass::message, "checkpoint");
-  ops::read_weights(stream, all, local, low);
-  return all;
-}
+Tensor Wanted::f32_values(Stream& stream) const { return ops::weights_as_f32(stream, local, low); }
 
 void Wanted::store(Stream& stream, int64_t at, const Tensor& from) const {
   const int64_t end = at + from.numel();

@@ -1,5 +1,7 @@
 #include <sherd/fsdp/detail/unit_claims.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -84,6 +86,11 @@ PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const 
                            .tied = claim.tied[i]});
     if (unit.params.back().dtype != DType::f32)
       unit.params.back().master = p.master().value_or(wrap.options.master);
+    else if (p.master().value_or(Master::f32) != Master::f32)
+      throw InvalidArgument(
+          fmt::format("fully_shard: parameter '{}' is computed with in f32 and is its own master; master {} "
+                      "needs compute dtype bf16",
+                      p.name(), name_of(*p.master())));
     // A number that is the unit's own anyhow stays 0: units with equal options share buckets.
     int& ranks = unit.options.gradient_ranks;
     if (ranks == 0 && !unit.params.back().ignored && sees_other_batches(p, wrap.options) &&

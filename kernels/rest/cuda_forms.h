@@ -9,10 +9,10 @@ namespace sherd::cuda {
 
 /// Same as rounded(), split() and joined() of rest.h, as bits.
 __device__ inline uint16_t rounded_bits(float v, uint32_t noise) {
-  return static_cast<uint16_t>((v == v ? __float_as_uint(v) + noise : 0x7fc00000u) >> 16);
+  return static_cast<uint16_t>((v == v ? __float_as_uint(v) + noise : kQuietNan) >> 16);
 }
 __device__ inline void split_bits(float v, uint16_t& high, uint16_t& low) {
-  const uint32_t u = v == v ? __float_as_uint(v) : 0x7fc00000u;
+  const uint32_t u = v == v ? __float_as_uint(v) : kQuietNan;
   high = static_cast<uint16_t>((u + 0x8000u) >> 16);
   low = static_cast<uint16_t>(u);
 }
@@ -49,7 +49,9 @@ struct Draw {
   }
   /// Same as noise_for().
   __device__ uint32_t at(NoiseUse use, int k) const {
-    const uint32_t factor = use == NoiseUse::weight ? 1 : use == NoiseUse::first_state ? 0x9E37 : 0x917D;
+    const uint32_t factor = use == NoiseUse::weight        ? 1
+                            : use == NoiseUse::first_state ? kFirstStateFactor
+                                                           : kSecondStateFactor;
     return bits[k] * factor & 0xffffu;
   }
 };

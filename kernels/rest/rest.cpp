@@ -34,6 +34,14 @@ void read_weights(Stream& s, const Tensor& to, const Tensor& weights, const Tens
   return weights.dtype() == to.dtype() ? copy(s, to, weights) : cast(s, to, weights);
 }
 
+Tensor weights_as_f32(Stream& s, const Tensor& weights, const Tensor& low) {
+  if (weights.dtype() == DType::f32) return weights;
+  const Tensor values =
+      Tensor::empty(s.device(), {weights.numel()}, DType::f32, MemoryClass::scratch, "fp32 weights");
+  read_weights(s, values, weights, low);
+  return values;
+}
+
 void write_weights(Stream& s, const Tensor& weights, const Tensor& low, const Tensor& from) {
   if (low.defined()) return split(s, weights, low, from);
   return weights.dtype() == from.dtype() ? copy(s, weights, from) : cast(s, weights, from);

@@ -52,12 +52,15 @@ struct Noise {
   }
 };
 
+inline constexpr uint32_t kFirstStateFactor = 0x9E37, kSecondStateFactor = 0x917D;
+
 /// Returns the noise of a use: a product with an odd number modulo 2^16, so each use is uniform. Any two are points of a lattice
 /// whose discrepancy is below 1e-4: whether one value of an element is rounded up tells nothing about another (test
 /// Rest.UsesOfANoiseAreUncorrelated). Drawing 16 bits for each use would cost an update more time than it saves.
 constexpr uint16_t noise_for(NoiseUse use, uint16_t noise) {
-  constexpr uint32_t kFactors[] = {1, 0x9E37, 0x917D};
-  return static_cast<uint16_t>(noise * kFactors[static_cast<size_t>(use)]);
+  return static_cast<uint16_t>(noise * (use == NoiseUse::weight        ? 1u
+                                        : use == NoiseUse::first_state ? kFirstStateFactor
+                                                                       : kSecondStateFactor));
 }
 
 constexpr uint16_t noise_at(const Noise& n, int64_t i, NoiseUse use) {
@@ -130,6 +133,8 @@ void join(Stream& s, const Tensor& whole, const Tensor& high, const Tensor& low)
 
 /// Weights in any form: f32, or bf16 with `low` undefined, or halves. to (f32) receives their values.
 void read_weights(Stream& s, const Tensor& to, const Tensor& weights, const Tensor& low);
+/// Returns the values as f32: `weights` itself where they are, else new scratch memory.
+Tensor weights_as_f32(Stream& s, const Tensor& weights, const Tensor& low);
 /// The weights receive `from` (f32), in bf16 rounded to the nearest, ties to even.
 void write_weights(Stream& s, const Tensor& weights, const Tensor& low, const Tensor& from);
 

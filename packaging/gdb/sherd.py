@@ -80,6 +80,9 @@ def parameter_text(parameter):
         return text + ", not sharded yet"
     try:
         address = int(parameter.address)
+        shard = gdb.parse_and_eval(f"((sherd::Parameter*){address})->shard()")
+        if not str(shard["dtype_"]).endswith("f32"):  # dtensor() would queue a conversion
+            return text + ": shard " + tensor_text(shard)
         return text + ": " + dtensor_text(gdb.parse_and_eval(f"((sherd::Parameter*){address})->dtensor()"))
     except (gdb.error, TypeError):  # a core file, a value without an address
         return text + ", sharded"

@@ -35,12 +35,12 @@ struct Trained : GivenGradients {
   std::optional<Optimizer> optimizer;
 
   Trained(RankContext& r, const Algorithm& algorithm, Forms forms, Strategy strategy,
-          LayoutPolicy layout = LayoutPolicy::ragged) {
+          LayoutPolicy layout = LayoutPolicy::ragged, uint64_t seed = 5) {
     const Routing routing = route(*this, {.rules = {{.pattern = "matrix|stack", .algorithm = algorithm}}});
     fully_shard(
         *this, mesh_of(r),
         {.strategy = strategy, .compute_dtype = DType::bf16, .master = forms.master, .layout = layout},
-        {.seed = 5});
+        {.seed = seed});
     OptimizerOptions o{.weight_decay = 0.1, .state_dtype = forms.state};
     if (algorithm == NorMuon::kName) o.further.push_back(NorMuon::factory());
     if (algorithm == Soap::kName) o.further.push_back(Soap::factory());
@@ -106,7 +106,7 @@ TEST(RestFormsCheckpoint, ResumesElsewhereWithTheSameBits) {
                                                   : LayoutPolicy::ragged;
       Everything got;
       test::launch(turn % 2 == 0 ? 2 : 1, [&](RankContext& r) {
-        Trained run(r, algorithm, forms, strategy, layout);
+        Trained run(r, algorithm, forms, strategy, layout, 6);  // the checkpoint's noise continues
         resume(folder / "run", run, &*run.optimizer);
         run.step = 3;
         run.train_to(6);

@@ -56,6 +56,12 @@ TEST_P(EmulatedTraining, HalfPrecisionLearnsInTheSameBitsEverywhere) {
   const Outcome cpu = train(flags + kCpu), gpu = train(flags + kGpu);
   expect_close_losses(gpu, cpu, 2e-2, "bf16");  // activations have 8 bits of mantissa
   EXPECT_TRUE(train(flags + kGpu + Flags{"--strategy", "no_shard"}) == gpu);
+  for (const Flags& forms :
+       {Flags{"--master", "bf16", "--state-dtype", "bf16"}, Flags{"--master", "split"}}) {
+    const Outcome narrow = train(flags + forms + kGpu);
+    expect_close_losses(narrow, cpu, 3e-2, show(forms));
+    EXPECT_TRUE(train(flags + forms + kGpu + Flags{"--strategy", "no_shard"}) == narrow) << show(forms);
+  }
 }
 
 TEST_P(EmulatedTraining, AStepWaitsForNothing) {

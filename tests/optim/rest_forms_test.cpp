@@ -210,8 +210,8 @@ TEST(RestForms, OptimizersThatLackAFormAreNamedWithTheRemedy) {
   const UpdateRuleFactory sgd = Sgd::factory(0.5f);
   EXPECT_THAT(refused(sgd, Master::bf16, DType::f32),
               AllOf(HasSubstr("master weights in f32 alone, for first.weight and 1 more"),
-                    HasSubstr("give them master f32")));
-  EXPECT_THAT(refused(sgd, Master::f32, DType::bf16), HasSubstr("give them state_dtype f32"));
+                    HasSubstr("leave out FullyShardOptions::master")));
+  EXPECT_THAT(refused(sgd, Master::f32, DType::bf16), HasSubstr("leave out OptimizerOptions::state_dtype"));
   EXPECT_THAT(refused(Muon::factory({.fraction = 0.5}), Master::bf16, DType::bf16),
               AllOf(HasSubstr("Muon has state in f32 alone"), Not(HasSubstr("master weights"))));
   EXPECT_THAT(refused(sgd, Master::f32, DType::f16), HasSubstr("state dtype f16 (use f32 or bf16)"));

@@ -282,12 +282,14 @@ TEST(TorchValues, MixedPrecision) {
 
 // Modules of libtorch with weights in 16 bits: the same bits under all strategies, and no shards for torch's own optimizers.
 TEST(TorchValues, WeightsWithoutFp32Masters) {
+  torch::manual_seed(7);
+  Net first;
   for (const sherd::Master master : {sherd::Master::bf16, sherd::Master::split})
     launch(2, [&](RankContext& rank) {
       std::map<std::string, std::vector<float>> before;
       for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
-        torch::manual_seed(7);
         Net model;
+        copy_weights(*first, *model);
         FullyShardOptions o;
         o.strategy = strategy;
         o.compute_dtype = sherd::DType::bf16;

@@ -19,7 +19,7 @@ struct ReplicaDifference {
   std::vector<int> ranks;
   /// The holders that agree; empty where no majority does.
   std::vector<int> majority;
-  /// Differing tensor: "weights", "fp32 master weights", "optimizer state 'exp_avg'", "optimizer counter
+  /// Differing tensor: "weights", "fp32 master weights" ("master weights" in 16 bits), "low halves of master weights", "optimizer state 'exp_avg'", "optimizer counter
   /// 'step'", "buffer". State of whole matrices is named like other state: "optimizer state 'soap_left'".
   std::string what = "weights";
 };
@@ -36,7 +36,7 @@ struct ReplicaCheck {
 
 /// Compares, in bits, all memory that a step reads or a checkpoint saves and of which several ranks hold copies:
 ///   - stored weights between uses, in the dtype of their unit, along the mesh dimensions that repeat them;
-///   - fp32 master weights, where they are memory of their own, and states of `optimizers` (moments, momentum and those
+///   - master weights, where they are memory of their own, and states of `optimizers` (moments, momentum and those
 ///     of further update rules), along the dimensions that repeat the optimizer state;
 ///   - state of whole matrices (Optimizer::owned_state()), where several ranks store the same matrix (OwnedState::repeated);
 ///   - counters of `optimizers`, and buffers that are not Buffer::set_per_rank(), which all ranks hold.

@@ -66,7 +66,6 @@ void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& ten
   ops::copy_from_host(compute, whole, values.const_data_ptr<float>() + range.begin.value, whole.nbytes());
   if (whole.raw() == own.raw()) return;
   ops::write_weights(compute, own, parameter.shard_low(), whole);
-  compute.synchronize();  // before the memory is written from the host again
 }
 
 void require_f32_masters(const Parameter& parameter, const char* function) {

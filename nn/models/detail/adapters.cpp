@@ -44,10 +44,10 @@ void Adapters::fold(ShardRuntime& runtime) const {
     ops::gemm(s, product, b, false, a, false, p.scale);
     const ParamRange own = weight.shard_range();
     if (own.size() == 0) continue;
-    const Tensor folded = like(a, {own.size()});
-    ops::read_weights(s, folded, weight.shard(), weight.shard_low());
+    const Tensor folded = ops::weights_as_f32(s, weight.shard(), weight.shard_low());
     ops::scaled_add(s, folded, 1, product.flat(own.begin.value, own.end.value));
-    ops::write_weights(s, weight.shard(), weight.shard_low(), folded);
+    if (folded.raw() != weight.shard().raw())
+      ops::write_weights(s, weight.shard(), weight.shard_low(), folded);
   }
   for (const auto& [weight, p] : all_)
     for (const Tensor& t : {p.b.shard(), p.b.shard_low()})

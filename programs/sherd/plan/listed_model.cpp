@@ -108,6 +108,7 @@ class ListedUnit : public nn::Module<ListedUnit> {
     const char* const mark = e.optimizer == Algorithm::muon ? kMuonMark : kAdamwMark;
     Parameter p = param(mark + e.name, e.shape, constant(0));
     if (!e.blocks.empty()) p.set_row_blocks(e.blocks);
+    if (e.master != Master::f32) p.set_compute_dtype(DType::bf16).set_master(e.master);
     uses_.emplace_back(p, u);
   }
   Var forward(Var x, int64_t rows) {

@@ -136,7 +136,6 @@ void Trainer::resume() {
   step_ = state.step;
   sequences_ = state.sequences;
   seed_ = state.seed;
-  runtime_of(model_).set_noise_seed(seed_);
 }
 
 std::vector<std::string> Trainer::differences() const {
@@ -327,13 +326,8 @@ bool Trainer::weights_are_finite() {
   const Tensor sums = Tensor::empty(*rank_.device, {ExactSum::kWords}, DType::i64, "metrics");
   ops::fill(s, sums, 0);
   for (auto& [name, p] : model_.named_parameters())
-    if (const Tensor own = p.shard(); own.numel() > 0) {
-      const Tensor values = own.dtype() == DType::f32
-                                ? own
-                                : Tensor::empty(*rank_.device, {own.numel()}, DType::f32, "metrics");
-      if (values.raw() != own.raw()) ops::read_weights(s, values, own, p.shard_low());
-      ops::accumulate_squares(s, sums, values);
-    }
+    if (p.shard().numel() > 0)
+      ops::accumulate_squares(s, sums, ops::weights_as_f32(s, p.shard(), p.shard_low()));
   const Tensor count = sums.flat(ExactSum::kNonFinite, ExactSum::kNonFinite + 1);
   rank_.world->all_reduce(s, count);
   int64_t not_finite = 0;

@@ -53,15 +53,23 @@ sherd::Algorithm algorithm_named(const std::string& name) {
 /// Each rule's compiled pattern has up to 256 KiB, and a checkpoint's rules may be a stranger's.
 constexpr size_t kMostRules = 1000;
 
-/// Applies a word behind the '=' of a rule: an optimizer, master:FORM or state:DTYPE.
-void apply_word(sherd::RoutingRule& rule, const std::string& word) {
-  const auto value = [&](std::string_view key) { return word.substr(key.size()); };
-  if (word.starts_with("master:"))
+/// Applies a word behind the '=' of a rule: an optimizer first, then master:FORM and state:DTYPE.
+void apply_word(sherd::RoutingRule& rule, const std::string& word, bool first) {
+  const auto value = [&](std::string_view key) {
+    const std::string given = word.substr(key.size());
+    return given == "fp32" ? "f32" : given;  // an alias, as of the flags
+  };
+  constexpr sherd::EnumTable<sherd::DType, 2> kStates{"f32", "bf16"};
+  if (word.starts_with("master:") && !rule.settings.master)
     rule.settings.master = sherd::kMasterNames.parse("master", value("master:"));
-  else if (word.starts_with("state:"))
-    rule.settings.state_dtype = sherd::kDTypeNames.parse("state", value("state:"));
-  else
+  else if (word.starts_with("state:") && !rule.settings.state_dtype)
+    rule.settings.state_dtype = kStates.parse("state", value("state:"));
+  else if (first)
     rule.algorithm = algorithm_named(word);
+  else
+    throw sherd::InvalidArgument(fmt::format(
+        "'{}' after '{}=': write REGEX=OPTIMIZER/master:FORM/state:DTYPE, each once and an optimizer first",
+        sherd::printable(word), sherd::printable(rule.pattern)));
 }
 
 std::vector<sherd::RoutingRule> routing_rules(const std::string& text) {
@@ -75,7 +83,7 @@ std::vector<sherd::RoutingRule> routing_rules(const std::string& text) {
           "'{}': write REGEX=OPTIMIZER, such as REGEX=muon, or REGEX=/master:f32; several separated by ';'",
           sherd::printable(rule)));
     rules.push_back({rule.substr(0, equals), {}});
-    for (const std::string& word : words) apply_word(rules.back(), word);
+    for (const std::string& word : words) apply_word(rules.back(), word, &word == &words.front());
   }
   return rules;
 }

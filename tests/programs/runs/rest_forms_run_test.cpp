@@ -123,15 +123,23 @@ TEST(RestFormsRun, WhatDoesNotFitIsRefusedInOneLineWithTheRemedy) {
   EXPECT_THAT(refused({"--master", "bf16"}, 2),
               HasSubstr("--master bf16: fp32 weights are their own masters; give --precision bf16"));
   EXPECT_THAT(refused({"--state-dtype", "bf16", "--optimizer", "muon", "--muon-fraction", "0.5"}, 1),
-              AllOf(HasSubstr("Muon has state in f32 alone"), HasSubstr("state_dtype f32")));
+              AllOf(HasSubstr("Muon has state in f32 alone"), HasSubstr("leave out --state-dtype")));
   EXPECT_THAT(refused({"--precision", "bf16", "--route", "fc=/master:f16"}, 2),
               AllOf(HasSubstr("--route"), HasSubstr("f16"), HasSubstr("bf16 or split")));
+  EXPECT_THAT(refused({"--precision", "bf16", "--route", "fc=/state:f16"}, 2), HasSubstr("use f32 or bf16"));
+  EXPECT_THAT(refused({"--precision", "bf16", "--route", "fc=state:bf16/muon"}, 2),
+              HasSubstr("an optimizer first"));
+  EXPECT_THAT(refused({"--route", "fc=/master:bf16"}, 1), HasSubstr("master bf16 needs compute dtype bf16"));
   const fs::path folder = fresh("wide");
   const Flags bf16 = {"--precision", "bf16"};
   ASSERT_EQ(run_train_gpt(model + bf16 + Flags{"--save", folder.string()}).exit_code, 0);
   const Flags resumed = bf16 + Flags{"--steps", "4", "--resume", folder.string(), "--master", "bf16"};
   EXPECT_THAT(refused(resumed, 1), AllOf(HasSubstr("are stored in f32 and the run keeps them in bf16"),
                                          HasSubstr("--convert-forms")));
+  EXPECT_THAT(refused(bf16 + Flags{"--steps", "4", "--resume", folder.string(), "--resume-parts", "optimizer",
+                                   "--state-dtype", "bf16"},
+                      1),
+              HasSubstr("--convert-forms"));
   const Finished converted = run_train_gpt(model + resumed + Flags{"--convert-forms"});
   EXPECT_EQ(converted.exit_code, 0) << converted.err;
   EXPECT_THAT(converted.err, HasSubstr("tensors of the checkpoint were converted from f32 to bf16"));
