@@ -34,7 +34,8 @@ struct Advance {
 template <class S, class W, class T, class N, class Noise>
 void momentum(S buffer, const float* gradient, W weight, T packed, N count, const Advance& advance,
               Noise noise) {
-  const auto [mu, l2, nesterov, moves, factor] = advance;
+  const float mu = advance.mu, l2 = advance.l2, factor = advance.factor;
+  const bool nesterov = advance.nesterov, moves = advance.moves;
   const float rate = 1 - mu;
   constexpr float kLargest = std::numeric_limits<float>::max();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
