@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/detail/compare_copies.h>
 #include <sherd/checkpoint/detail/comparison.h>
 #include <sherd/checkpoint/detail/fill.h>
@@ -86,8 +87,11 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
   if (const auto found = info.find(kNoiseSeed); options.optimizer && found != info.end()) {
     uint64_t seed = 0;
     const std::string& text = found->second;
-    if (std::from_chars(text.data(), text.data() + text.size(), seed).ec == std::errc())
-      runtime.set_noise_seed(seed);
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+    if (error != std::errc() || end != text.data() + text.size())
+      throw CorruptCheckpoint(fmt::format("'{}': {} '{}' is not a whole number", reader.path().string(),
+                                          kNoiseSeed, printable(text)));
+    runtime.set_noise_seed(seed);
   }
   for (Optimizer* optimizer : optimizers)
     if (options.optimizer) optimizer->set_steps(recorded_optimizer_steps(report.training, root, *optimizer));
