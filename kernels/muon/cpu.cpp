@@ -86,7 +86,8 @@ template <class S, class W, class T>
 void momentum_piece(const MomentumSegment& s, int64_t b, int64_t e, S buffer, W weight, T packed,
                     const Advance& advance) {
   with_noise<S::kDraws>(s.noise, b, e, [&](int64_t i, auto n, const Drawn<S::kDraws>& noise) {
-    momentum(buffer.from(i), s.gradient + i, weight.from(i), packed + i, n, advance, noise);
+    const W weights = advance.l2 == 0 ? weight : weight.from(i);  // null where they are not read
+    momentum(buffer.from(i), s.gradient + i, weights, packed + i, n, advance, noise);
   });
 }
 

@@ -51,24 +51,6 @@ void update(W w, S m, S v, const float* g, N count, const Step& step, Copy copy,
   }
 }
 
-/// The same of an even number of elements that are all in bf16.
-template <int64_t kCount>
-void update(InBf16 w, InBf16 m, InBf16 v, const float* g, std::integral_constant<int64_t, kCount>,
-            const Step& step, NoCopy, Drawn<true> noise) {
-  const Step s = step;
-  Pair *const ws = w.pairs(), *const ms = m.pairs(), *const vs = v.pairs();
-  const Pair *const for_w = noise.pairs(NoiseUse::weight), *const for_m = noise.pairs(NoiseUse::first_state),
-                    *const for_v = noise.pairs(NoiseUse::second_state);
-#pragma omp simd
-  for (int64_t i = 0; i < kCount / 2; ++i) {
-    const Element a = updated(s, first_of(ws[i]), first_of(ms[i]), first_of(vs[i]), g[2 * i]),
-                  b = updated(s, second_of(ws[i]), second_of(ms[i]), second_of(vs[i]), g[2 * i + 1]);
-    ws[i] = rounded_pair(a.w, b.w, for_w[i]);
-    ms[i] = rounded_pair(a.m, b.m, for_m[i]);
-    vs[i] = rounded_pair(a.v, b.v, for_v[i]);
-  }
-}
-
 /// The elements [b, e) of a segment.
 template <class W, class S, class Copy>
 void update_piece(const AdamWSegment& s, int64_t b, int64_t e, const Step& step, W w, S m, S v, Copy copy) {

@@ -3,6 +3,7 @@
 
 #include <sherd/kernels/device/cuda/vector.h>
 #include <sherd/kernels/random/cuda_philox.h>
+#include <sherd/kernels/rest/detail/with_forms.h>
 #include <sherd/kernels/rest/rest.h>
 
 namespace sherd::cuda {
@@ -156,21 +157,13 @@ struct KeptNoise<false> {
   }
 };
 
-/// Calls f(make), where make(high, low) gives the weights of a segment.
 template <class F>
 void with_weights(Master form, F&& f) {
-  if (form == Master::bf16) return f([](void* high, void*) { return InBf16{static_cast<uint16_t*>(high)}; });
-  if (form == Master::split)
-    return f([](void* high, void* low) {
-      return InHalves{static_cast<uint16_t*>(high), static_cast<uint16_t*>(low)};
-    });
-  return f([](void* high, void*) { return InF32{static_cast<float*>(high)}; });
+  rest::with_weights<InF32, InBf16, InHalves>(form, f);
 }
-/// Calls f(make), where make(at) gives the state of a segment.
 template <class F>
 void with_state(DType dtype, F&& f) {
-  if (dtype == DType::bf16) return f([](void* at) { return InBf16{static_cast<uint16_t*>(at)}; });
-  return f([](void* at) { return InF32{static_cast<float*>(at)}; });
+  rest::with_state<InF32, InBf16>(dtype, f);
 }
 
 }  // namespace sherd::cuda

@@ -84,7 +84,7 @@ def quality(args, folder):
             print(f"\n{model}, {optimizer}, {args.steps} steps, seeds {args.seeds}\n\n| form |" +
                   "".join(f" seed {s} |" for s in args.seeds) + " mean | beside fp32 |\n" + "|---" * (len(args.seeds) + 3) + "|")
             base = None
-            for form in FORMS:
+            for form in [f for f in FORMS if name_of(f) in args.forms]:
                 losses = []
                 for seed in args.seeds:
                     metrics = folder / f"{model} {optimizer} {form[0]} {form[1]} {seed} {args.steps}.jsonl".replace(" ", "_")
@@ -92,7 +92,7 @@ def quality(args, folder):
                     if not done.exists():
                         steps = train(args, data, model, optimizer, form, seed, args.steps, metrics,
                                       ["--lr-schedule", "cosine", "--warmup", args.steps // 20, "--eval-every", args.steps,
-                                       "--eval-windows", 128])
+                                       "--eval-windows", 128] + (["--batch", args.batch] if args.batch else []))
                         done.write_text(str(steps[-1]["eval_loss"]))
                     losses.append(float(done.read_text()))
                 mean = statistics.mean(losses)
@@ -113,6 +113,8 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--optimizers", nargs="+", default=["adamw", "muon"])
+    parser.add_argument("--forms", nargs="+", default=[name_of(f) for f in FORMS], help="quality: of these, such as 'master f32, state f32'")
+    parser.add_argument("--batch", type=int, help="quality: another batch")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         {"speed": speed, "quality": quality}[args.what](args, args.folder or Path(temporary))
