@@ -122,6 +122,18 @@ int64_t data_bytes(std::span<const PlannedFile> files) {
   return bytes;
 }
 
+bool read_in_place(const LocalTensor& t) {
+  return t.data.defined() && t.data.place() == Place::host && !t.low.defined();
+}
+
+int64_t copied_bytes(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors) {
+  int64_t bytes = data_bytes(files);
+  for (const PlannedFile& file : files)
+    for (const PlannedEntry& e : file.entries)
+      if (read_in_place(tensors[e.tensor])) bytes -= e.count * size_of(e.dtype);
+  return bytes;
+}
+
 std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tensors) {
   check(tensors);
   std::vector<PlannedFile> files;

@@ -68,6 +68,10 @@ struct PlannedFile {
 
 /// Returns the bytes of tensors in these files.
 [[nodiscard]] int64_t data_bytes(std::span<const PlannedFile> files);
+/// Returns whether a background save reads the tensor where it rests, on the host, in place of a copy.
+[[nodiscard]] bool read_in_place(const LocalTensor& tensor);
+/// Returns the bytes of these files that a background save copies before it writes.
+[[nodiscard]] int64_t copied_bytes(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors);
 
 /// Returns files and pieces of a plan as a part of a manifest, with the non-finite counts of the writing.
 [[nodiscard]] Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors);

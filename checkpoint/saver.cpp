@@ -90,6 +90,7 @@ struct CheckpointSaver::Impl {
   Tensor staging;  // async: the data of all planned files, one after the other
   CopyOut copies;  // after what it copies from and to
   int64_t staging_bytes = 0, all_bytes = 0;
+  bool reads_in_place = false;
   struct State {
     TrainingState training;
     std::exception_ptr failure;  // of LocalTensor::before_save, on this rank
@@ -134,7 +135,7 @@ CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved,
     if (world.rank() == 0) open_folder();
     plan = plan_files(world.rank(), tensors);
     if (!options.async) return;
-    staging_bytes = data_bytes(plan);
+    staging_bytes = copied_bytes(plan, tensors);
     staging = Tensor::host(device, {staging_bytes}, DType::u8, MemoryClass::scratch, "checkpoint copy");
   });
   exchange_plans(world);
@@ -205,6 +206,7 @@ void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
   });
   counts = agreement->broadcast(counts);
   all_bytes = agreement->sum(all_bytes);
+  reads_in_place = agreement->sum(options.async && staging_bytes < data_bytes(plan) ? 1 : 0) > 0;
   for (size_t at = 0; at < counts.size();) {
     size_t used = 0;
     report_words.push_back(std::stoll(counts.substr(at), &used));
@@ -220,11 +222,11 @@ std::vector<int64_t> CheckpointSaver::Impl::write_files(const std::filesystem::p
   const auto* from = options.async ? static_cast<const std::byte*>(staging.raw()) : nullptr;
   for (const PlannedFile& file : plan) {
     ShardWriter writer(files, temporary, file);
-    if (from) {
-      writer.write(from, file.record.data_bytes());
-      from += file.record.data_bytes();
+    const auto take = [&](const void* data, int64_t bytes) { writer.write(data, bytes); };
+    if (options.async) {
+      copies.snapshot(file, from, take);
     } else {
-      copies.blocks(file, [&](const void* data, int64_t bytes) { writer.write(data, bytes); });
+      copies.blocks(file, take);
     }
     for (const uint64_t c : writer.finish()) report.push_back(static_cast<int64_t>(c));
     for (size_t i = 0; i < file.entries.size(); ++i) {
@@ -394,6 +396,7 @@ void CheckpointSaver::write() {
     } catch (...) {
       s.failure = std::current_exception();
     }
+    s.copies.forget();  // an update may wait for what a failed save has not read
     s.done = true;
   });
   s.in_flight = true;
@@ -434,6 +437,8 @@ std::vector<SaveReport> CheckpointSaver::take_reports() {
   if (s.in_flight && !s.done) return {};
   return std::exchange(s.reports, {});
 }
+
+bool CheckpointSaver::reads_in_place() const { return impl_->reads_in_place; }
 
 int64_t CheckpointSaver::staging_bytes() const { return impl_->staging_bytes; }
 

@@ -97,7 +97,7 @@ class CheckpointSaver {
   /// @throws InvalidArgument without `async`.
   [[nodiscard]] Event snapshot(const TrainingState& state);
   /// Second half: writes the latest snapshot in the background. The next snapshot drops one that was not
-  /// written.
+  /// written. With reads_in_place() call it before the next update is queued, which waits for what it overwrites.
   /// @throws InvalidArgument without a snapshot.
   void write();
   /// Returns whether no checkpoint of SaverOptions::best_of has a loss of `loss` or less. Rank 0's `loss`
@@ -112,6 +112,9 @@ class CheckpointSaver {
   void wait();
   /// Returns the saves finished since the last call.
   [[nodiscard]] std::vector<SaveReport> take_reports();
+  /// Returns whether a background save of some rank reads tensors that rest on the host (Place::host) where they are, while
+  /// training continues: nothing copies them. An update waits, on the device, until what it overwrites has been read.
+  bool reads_in_place() const;
   /// Returns the bytes of host memory for the copy; 0 without `async`, when two blocks (1 MiB each) are held
   /// at a time.
   int64_t staging_bytes() const;

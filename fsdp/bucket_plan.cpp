@@ -31,6 +31,7 @@ struct Matrices {
   const PlanUnit* unit;  // the first
   DType dtype;
   Master master;
+  Place master_place;
   std::vector<std::pair<int, int>> members;  // unit, parameter
 };
 
@@ -44,12 +45,12 @@ std::vector<Matrices> matrices_of(const std::vector<PlanUnit>& units) {
       if (unit.root != root) continue;
       for (size_t i = 0; i < unit.params.size(); ++i) {
         if (!in_bucket(unit, unit.params[i])) continue;
-        const auto& [dtype, master] = std::pair(unit.params[i].dtype, unit.params[i].master);
-        auto it =
-            std::find_if(all.begin(), all.end(), [&, dtype = dtype, master = master](const Matrices& m) {
-              return m.dtype == dtype && m.master == master && alike(*m.unit, unit);
-            });
-        if (it == all.end()) it = all.insert(all.end(), {&unit, dtype, master, {}});
+        const PlanParam& p = unit.params[i];
+        auto it = std::find_if(all.begin(), all.end(), [&](const Matrices& m) {
+          return m.dtype == p.dtype && m.master == p.master && m.master_place == p.master_place &&
+                 alike(*m.unit, unit);
+        });
+        if (it == all.end()) it = all.insert(all.end(), {&unit, p.dtype, p.master, p.master_place, {}});
         it->members.emplace_back(static_cast<int>(u), static_cast<int>(i));
       }
     }
@@ -109,6 +110,7 @@ std::vector<BucketPlan> plan_buckets(const std::vector<PlanUnit>& units) {
       g.kind = GroupKind::whole;
       g.dtype = m.dtype;
       g.master = m.master;
+      g.master_place = m.master_place;
       if (axes.shard_ranks > 1) g.wire_dtype = o.reduce_dtype;
       g.axes = axes;
       g.layout = std::make_shared<ShardLayout>(std::move(b.layout));

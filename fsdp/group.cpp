@@ -112,8 +112,9 @@ uint64_t ParamGroup::digest_of_options(const FullyShardOptions& o) const {
   for (const uint64_t v :
        {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
         static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(plan().dtype),
-        static_cast<uint64_t>(plan().master), static_cast<uint64_t>(o.reduce_dtype),
-        static_cast<uint64_t>(o.cast_inputs), o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0,
+        static_cast<uint64_t>(plan().master), static_cast<uint64_t>(plan().master_place),
+        static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.cast_inputs),
+        o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0,
         static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(plan().axes.divisor),
         static_cast<uint64_t>(trainable_), static_cast<uint64_t>(replicated())})
     names = mix(names, v);
@@ -140,7 +141,7 @@ std::vector<ParamGroup::Buffer> ParamGroup::buffers() {
 void ParamGroup::allocate() {
   const auto make = [&](Tensor& t, BufferUse use) {
     if (const PlannedBuffer* b = plan().find(use))
-      t = Tensor::empty(device_, {b->elements}, b->dtype, b->memory, b->name());
+      t = Tensor::at(b->place, device_, {b->elements}, b->dtype, b->memory, b->name());
   };
   // An absent buffer of the plan leaves its tensor undefined.
   make(resident_, BufferUse::resident);
@@ -161,9 +162,13 @@ void ParamGroup::initialise(Stream& stream, uint64_t seed) {
   ops::fill(stream, master_, 0);
   if (low_.defined()) ops::fill(stream, low_, 0);
   for (int p = 0; p < static_cast<int>(spec_.params.size()); ++p) {
-    const Tensor own = shard(p), values = own.dtype() == DType::f32 ? own : f32_like(own);
+    const Tensor own = shard(p),
+                 values = own.dtype() == DType::f32 && own.place() == Place::device ? own : f32_like(own);
     initial_values(stream, spec_.params[static_cast<size_t>(p)], values, seed);
-    if (values.raw() != own.raw()) ops::write_weights(stream, own, shard_low(p), values);
+    if (own.dtype() == DType::f32)
+      ops::copy(stream, own, values);
+    else
+      ops::write_weights(stream, own, shard_low(p), values);
   }
 }
 

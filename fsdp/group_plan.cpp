@@ -48,7 +48,7 @@ std::shared_ptr<const ShardLayout> make_layout(const PlanUnit& unit, const Group
 std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
   std::vector<PlannedBuffer> all;
   const auto add = [&](BufferUse use, MemoryClass memory, DType dtype, int64_t elements, Lifetime lifetime) {
-    all.push_back({use, memory, dtype, elements, lifetime, -1});
+    all.push_back({use, memory, dtype, elements, lifetime});
   };
   const bool staged = g.staged(), in_parts = g.needs_slot();
   // Staged weights that are stored unsharded are contiguous in `resident`; their communication buffer is
@@ -64,6 +64,8 @@ std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
     add(BufferUse::master, MemoryClass::master, g.master_dtype(), g.cell_elements(), Lifetime::training);
   if (g.master == Master::split)
     add(BufferUse::master_low, MemoryClass::master, DType::bf16, g.cell_elements(), Lifetime::training);
+  for (PlannedBuffer& b : all)
+    if (b.memory == MemoryClass::master) b.place = g.master_place;
   if (in_parts)
     add(BufferUse::unsharded, MemoryClass::gathered, g.dtype, g.full_elements(), Lifetime::unsharded);
   if (g.staged())
@@ -202,15 +204,19 @@ std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried) {
       for (size_t i = 0; i < unit.params.size(); ++i) {
         const PlanParam& p = unit.params[i];
         if (p.ignored != ignored || kind_of(p, unit.options.layout) != kind || in_bucket(unit, p)) continue;
-        // One group for each dtype and form of masters of the kind.
-        auto g = std::find_if(
-            groups.begin() + static_cast<std::ptrdiff_t>(first), groups.end(),
-            [&](const GroupPlan& other) { return other.dtype == p.dtype && other.master == p.master; });
+        // One group for each dtype, form and place of masters of the kind.
+        auto g = std::find_if(groups.begin() + static_cast<std::ptrdiff_t>(first), groups.end(),
+                              [&](const GroupPlan& other) {
+                                return other.dtype == p.dtype && other.master == p.master &&
+                                       other.master_place == p.master_place;
+                              });
         if (g == groups.end())
-          g = groups.insert(
-              groups.end(),
-              GroupPlan{
-                  .unit = unit.name, .kind = kind, .ignored = ignored, .dtype = p.dtype, .master = p.master});
+          g = groups.insert(groups.end(), GroupPlan{.unit = unit.name,
+                                                    .kind = kind,
+                                                    .ignored = ignored,
+                                                    .dtype = p.dtype,
+                                                    .master = p.master,
+                                                    .master_place = p.master_place});
         g->params.push_back(static_cast<int>(i));
       }
       for (size_t k = first; k < groups.size(); ++k) {

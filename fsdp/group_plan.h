@@ -29,6 +29,7 @@ struct PlanParam {
   DType dtype = DType::f32;     // in which it is gathered and computed with
   bool tied = false;            // several modules hold it
   Master master = Master::f32;  // f32 where dtype is f32
+  Place master_place = Place::device;
 };
 
 /// Parameters that one fully_shard() call claims, with its mesh and options.
@@ -92,6 +93,7 @@ struct PlannedBuffer {
   DType dtype = DType::f32;
   int64_t elements = 0;
   Lifetime lifetime = Lifetime::training;
+  Place place = Place::device;
   /// Index of the slot that it is a range of (ModelPlan::gather_slots or gradient_slots); -1: memory of its
   /// own. Unknown before plan_model().
   int slot = -1;
@@ -114,8 +116,9 @@ struct GroupPlan {
   std::string unit;  // name of the unit, or of the bucket (bucket_plan.h)
   GroupKind kind = GroupKind::cut;
   bool ignored = false;
-  DType dtype = DType::f32;       // of the stored and gathered weights
-  Master master = Master::f32;    // form of the weights that the optimizer updates
+  DType dtype = DType::f32;     // of the stored and gathered weights
+  Master master = Master::f32;  // form of the weights that the optimizer updates
+  Place master_place = Place::device;
   DType wire_dtype = DType::f32;  // of gradients in the shard group's reductions
   std::vector<int> params;        // as index in PlanUnit::params, in that order
   ShardAxes axes;

@@ -9,6 +9,7 @@
 #include <sherd/dtensor/layout.h>
 #include <sherd/fsdp/strategy.h>
 #include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/memory_class.h>
 #include <sherd/kernels/rest/rest.h>
 
 namespace sherd {
@@ -30,6 +31,9 @@ struct FullyShardOptions {
   /// with the bits of fp32 masters that are rounded to bf16 with ties away from zero. bf16: the weights alone, 2 bytes; updates are rounded
   /// stochastically (kernels/rest/rest.h). Parameters gathered in f32 are their own masters under each.
   Master master = Master::f32;
+  /// Place of fp32 masters and of low halves (Parameter::set_master_place() for some of them). host: updates pass them through
+  /// device windows (optim/rest_windows.h). No effect on weights that are their own masters.
+  Place master_place = Place::device;
   /// Cast values (f32, bf16) in the arguments of an nn::Module's call to compute_dtype.
   bool cast_inputs = true;
   /// Cast values in a call's results to this dtype; without it they are unchanged.

@@ -70,6 +70,12 @@ Parameter& Parameter::set_master(Master master) {
   return *this;
 }
 
+Parameter& Parameter::set_master_place(Place place) {
+  require_unsharded_tree("set_master_place(), which route() calls,");
+  state().master_place = place;
+  return *this;
+}
+
 Parameter& Parameter::set_row_blocks(RowBlocks blocks) {
   require_unsharded_tree("set_row_blocks()");
   const int64_t rows = shape().size() == 3 ? shape()[1] : row_count(shape());

@@ -49,6 +49,8 @@ class Parameter {
   const std::optional<DType>& compute_dtype() const { return state().compute_dtype; }
   /// Returns its own form of master weights, if it differs from its unit's (FullyShardOptions::master).
   const std::optional<Master>& master() const { return state().master; }
+  /// Returns its own place of masters, if it differs from its unit's (FullyShardOptions::master_place).
+  const std::optional<Place>& master_place() const { return state().master_place; }
   /// Returns the logical blocks of its rows (q, k and v of a fused projection); empty = one block, the whole
   /// matrix. For a stack of matrices [count, rows, cols] they are the blocks of each matrix.
   const RowBlocks& row_blocks() const { return state().row_blocks; }
@@ -72,6 +74,8 @@ class Parameter {
   Parameter& set_compute_dtype(DType dtype);
   /// Sets the form of its master weights, independent of its unit's. f32 for a parameter gathered in f32.
   Parameter& set_master(Master master);
+  /// Sets the place of its masters, independent of its unit's.
+  Parameter& set_master_place(Place place);
   /// Sets the logical blocks.
   /// @throws ShapeMismatch when the blocks do not cover every row of the matrix (of a stack: of each matrix)
   /// exactly once.
@@ -136,6 +140,7 @@ class Parameter {
     CutClass cut = CutClass::element;
     std::optional<DType> compute_dtype;
     std::optional<Master> master;
+    std::optional<Place> master_place;
     RowBlocks row_blocks;
     std::optional<TensorShard> tensor_shard;
     int registrations = 0;  // modules that hold it (more than one: tied)

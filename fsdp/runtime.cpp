@@ -239,6 +239,7 @@ void ShardRuntime::begin_change(WeightsChange& change, UpdateSet* set) {
   // Gathers that are queued (those ahead of a forward that never came, say) read what the change writes.
   compute.wait(context_->gather->record());
   compute.wait(std::exchange(held_, {}));
+  if (set == nullptr) device_.wait_for_tier_reads(compute);  // an update waits for what it overwrites
   for (auto* g : groups())
     // copies_written() of an earlier update refers to older weights than those of this change.
     if (set == nullptr || set->holds_some_of(*g)) g->forget_copies();
@@ -300,6 +301,8 @@ void ShardRuntime::weights_replaced() {
   // The caller has written all weights on all ranks, so a cut off update has no effect any more.
   context_->torn = false;
 }
+
+const Event& ShardRuntime::state_ready() const { return context_->weights_ready; }
 
 void ShardRuntime::weights_torn() noexcept { context_->torn = true; }
 

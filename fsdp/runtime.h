@@ -130,6 +130,8 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   const Tensor& skip() const { return skip_; }
   /// Sets the flag, also for all sets with final gradients.
   void set_skip(const Tensor& skip);
+  /// Returns when the compute stream has written the master weights and optimizer states that this step begins with.
+  const Event& state_ready() const;
   /// Protects weights and optimizer states that are read elsewhere until `event` (for example by a snapshot).
   /// The next WeightsChange waits for it. All later operations on the compute stream wait for it where the
   /// model has buffers, since a forward may write them.

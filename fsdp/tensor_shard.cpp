@@ -7,7 +7,7 @@ namespace {
 
 // Global place of a local coordinate along the cut dimension, and the number of coordinates from there on
 // that stay neighbours.
-struct Place {
+struct Position {
   int64_t at, count;
 };
 
@@ -25,7 +25,7 @@ class Cut {
     by_block_ = shard.dim == row_dim && stacked && !blocks.empty();
   }
 
-  Place place_of(int64_t i) const {
+  Position place_of(int64_t i) const {
     if (by_block_) {
       // Blocks before this one are whole in the global parameter, parts times as high as here.
       for (auto& b : blocks_)
@@ -59,7 +59,7 @@ void append_boxes(std::vector<Box>& boxes, const Box& local, const Cut& cut, siz
     }
   }
   for (int64_t i = begin; i < end;) {
-    const Place place = cut.place_of(i);
+    const Position place = cut.place_of(i);
     Box piece = local;
     piece.offset[dim] = place.at;
     piece.size[dim] = std::min(end - i, place.count);
@@ -110,7 +110,7 @@ std::vector<GlobalRun> global_runs(const Shape& local, const RowBlocks& blocks, 
   for (int64_t at = range.begin.value; at < range.end.value;) {
     // at = (outer * size + i) * inner + in: i is the local coordinate along the cut dimension.
     const int64_t outer = at / (inner * size), i = at / inner % size, in = at % inner;
-    const Place place = cut.place_of(i);
+    const Position place = cut.place_of(i);
     const int64_t count = std::min(range.end.value - at, place.count * inner - in);
     add(at, (outer * size * shard.parts + place.at) * inner + in, count);
     at += count;

@@ -32,6 +32,7 @@ UpdateRuleFactory AdamW::factory(const AdamWOptions& o) {
           .heeds_betas = true,
           .heeds_master = true,
           .heeds_state_dtype = true,
+          .heeds_place = true,
           .heeds_gradient_factor = true,
           .make = [o](Device& device, std::vector<UpdateItem> items) {
             return std::make_unique<AdamW>(device, std::move(items), o);
@@ -50,15 +51,10 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
   if (!wrong.empty()) throw InvalidArgument(fmt::format("AdamW: {}", fmt::join(wrong, "; ")));
   // One slot for each parameter: this rank's pieces of both moments, allocated also when they are empty.
   for (auto& item : items) {
-    const int64_t n = item.param.shard_range().size();
     const size_t rates = rates_of(item);
     ++rates_[rates].end;  // a count for now
-    const DType dtype = item.state_dtype;
-    Slot slot{std::move(item), Tensor::empty(device, {n}, dtype, MemoryClass::optimizer, "optimizer exp_avg"),
-              Tensor::empty(device, {n}, dtype, MemoryClass::optimizer, "optimizer exp_avg_sq"), rates, 0};
-    ops::fill(device.compute(), slot.exp_avg, 0);
-    ops::fill(device.compute(), slot.exp_avg_sq, 0);
-    slots_.push_back(std::move(slot));
+    Tensor exp_avg = item.make_state(device, "exp_avg"), exp_avg_sq = item.make_state(device, "exp_avg_sq");
+    slots_.push_back({std::move(item), std::move(exp_avg), std::move(exp_avg_sq), rates, 0});
   }
   // Slots with equal rates get adjacent step counters, so that one kernel counts them all. `end` turns from
   // a count into a running end.
@@ -94,53 +90,72 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
   // Taken before any return, so that it never applies to a later step.
   const Tensor factor = take_gradient_factor();
   if (slots_.empty()) return;
+  RestWindows* const windows = slots_.front().item.windows.get();
   for (size_t r = 0; r < rates_.size(); ++r) {
     const Rates& own = rates_[r];
-    // Keys: the dtype of copies, whether gradients are multiplied by the factor, and rest forms.
-    std::map<std::tuple<DType, bool, RestForms>, std::vector<AdamWSegment>> passes;
-    std::vector<std::pair<int64_t, int64_t>> counted;  // intervals of counters
-    for (const Slot& s : slots_) {
-      const Parameter& p = s.item.param;
-      if (s.rates != r || p.frozen()) continue;
-      // Adjacent counters are merged; frozen parameters leave gaps.
-      if (!counted.empty() && counted.back().second == s.counter) {
-        ++counted.back().second;
-      } else {
-        counted.emplace_back(s.counter, s.counter + 1);
-      }
-      const Tensor copy = s.item.writes_copy ? p.model_copy() : Tensor();
-      // Ignored parameters are outside the gradient norm, so its factor does not apply to them.
-      const RestForms forms{p.group().plan().master, s.item.state_dtype};
-      auto& segments = passes[{copy.defined() ? copy.dtype() : DType::f32,
-                               factor.defined() && !p.group().replicated(), forms}];
-      const RestPiece weights(p.shard(), p.shard_low()), first(s.exp_avg), second(s.exp_avg_sq);
-      const float* const gradient = p.grad_shard().data<float>();
-      for (const NoiseRun& run :
-           rest_runs(p, forms, 0, s.exp_avg.numel(), steps_.flat(s.counter, s.counter + 1)))
-        segments.push_back({.w = weights.at(run.begin),
-                            .m = first.at(run.begin),
-                            .v = second.at(run.begin),
-                            .g = gradient + run.begin,
-                            .copy = copy.defined() ? RestPiece(copy).at(run.begin) : nullptr,
-                            .count = run.count,
-                            .weight_decay = s.item.weight_decay,
-                            .bias = s.counter - own.begin,
-                            .low = weights.low_at(run.begin),
-                            .noise = run.noise});
-    }
     const ops::AdamWRates rates{lr * own.lr_factor, own.options.beta1, own.options.beta2, own.options.eps};
     // Segments count their slot from the first one of these rates.
     const Tensor biases = biases_.flat(2 * own.begin, 2 * own.end).view({own.end - own.begin, 2});
-    for (auto& [begin, end] : counted)
-      // Before the update, which reads the bias corrections of the step that begins. With `skip` the counters
-      // stay.
-      ops::adamw_count(stream, steps_.flat(begin, end),
-                       biases_.flat(2 * begin, 2 * end).view({end - begin, 2}), rates, skip);
-    for (auto& [kind, segments] : passes) {
-      const auto& [copies, scaled, forms] = kind;
-      ops::adamw(stream, segments, rates, biases, copies, skip, scaled ? factor : Tensor(), forms);
+    count_updates(stream, r, rates, skip);
+    // Keys: the dtype of copies, whether gradients are multiplied by the factor, and rest forms.
+    std::map<std::tuple<DType, bool, RestForms>, std::vector<AdamWSegment>> passes;
+    RestPass pass(windows, stream, [&] {
+      for (auto& [kind, segments] : passes) {
+        const auto& [copies, scaled, forms] = kind;
+        ops::adamw(stream, segments, rates, biases, copies, skip, scaled ? factor : Tensor(), forms);
+      }
+      passes.clear();
+    });
+    for (const Slot& s : slots_) {
+      const Parameter& p = s.item.param;
+      if (s.rates != r || p.frozen()) continue;
+      const Tensor copy = s.item.writes_copy ? p.model_copy() : Tensor(), weights = p.shard(),
+                   low = p.shard_low();
+      // Ignored parameters are outside the gradient norm, so its factor does not apply to them.
+      const RestForms forms{p.group().plan().master, s.item.state_dtype};
+      const std::tuple kind{copy.defined() ? copy.dtype() : DType::f32,
+                            factor.defined() && !p.group().replicated(), forms};
+      const float* const gradient = p.grad_shard().data<float>();
+      const int64_t size = s.exp_avg.numel();
+      for (int64_t begin = 0, count = 0; begin < size; begin += count) {
+        count = pass.fit({weights, low, s.exp_avg, s.exp_avg_sq}, size - begin);
+        const auto piece = [&](const Tensor& t) {
+          return RestPiece(pass.open(t, begin, count, true), begin);
+        };
+        const RestPiece w = piece(weights), halves = piece(low), first = piece(s.exp_avg),
+                        second = piece(s.exp_avg_sq);
+        for (const NoiseRun& run : rest_runs(p, forms, begin, count, steps_.flat(s.counter, s.counter + 1)))
+          passes[kind].push_back({.w = w.at(run.begin),
+                                  .m = first.at(run.begin),
+                                  .v = second.at(run.begin),
+                                  .g = gradient + run.begin,
+                                  .copy = RestPiece(copy).at(run.begin),
+                                  .count = run.count,
+                                  .weight_decay = s.item.weight_decay,
+                                  .bias = s.counter - own.begin,
+                                  .low = static_cast<uint16_t*>(halves.at(run.begin)),
+                                  .noise = run.noise});
+      }
+    }
+    pass.finish();
+  }
+}
+
+// Before the update, which reads the bias corrections of the step that begins. With `skip` the counters stay.
+void AdamW::count_updates(Stream& stream, size_t rates, const ops::AdamWRates& values, const Tensor& skip) {
+  std::vector<std::pair<int64_t, int64_t>> counted;  // intervals of counters
+  for (const Slot& s : slots_) {
+    if (s.rates != rates || s.item.param.frozen()) continue;
+    // Adjacent counters are merged; frozen parameters leave gaps.
+    if (!counted.empty() && counted.back().second == s.counter) {
+      ++counted.back().second;
+    } else {
+      counted.emplace_back(s.counter, s.counter + 1);
     }
   }
+  for (auto& [begin, end] : counted)
+    ops::adamw_count(stream, steps_.flat(begin, end), biases_.flat(2 * begin, 2 * end).view({end - begin, 2}),
+                     values, skip);
 }
 
 std::vector<StateTensor> AdamW::state() const {

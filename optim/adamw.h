@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <sherd/kernels/optimizer/optimizer.h>
 #include <sherd/optim/update_rule.h>
 
 namespace sherd {
@@ -48,6 +49,7 @@ class AdamW : public UpdateRule {
     int64_t begin = 0, end = 0;
   };
   size_t rates_of(const Item& item);
+  void count_updates(Stream& stream, size_t rates, const ops::AdamWRates& values, const Tensor& skip);
   std::vector<Slot> slots_;
   std::vector<Rates> rates_;
   Tensor steps_;   // f32, updates so far, one for each slot

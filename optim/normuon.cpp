@@ -26,12 +26,9 @@ NorMuonOptions checked(NorMuonOptions options) {
 // One second moment for each element of this rank's pieces; all elements of a row hold the same value.
 std::vector<StateTensor> make_moments(Device& device, const std::vector<UpdateItem>& items) {
   std::vector<StateTensor> moments;
-  for (auto& item : items) {
-    moments.push_back({item.param, "second_momentum_buffer",
-                       Tensor::empty(device, {item.param.shard_range().size()}, item.state_dtype,
-                                     MemoryClass::optimizer, "optimizer second_momentum_buffer")});
-    ops::fill(device.compute(), moments.back().local, 0);
-  }
+  for (auto& item : items)
+    moments.push_back(
+        {item.param, "second_momentum_buffer", item.make_state(device, "second_momentum_buffer")});
   return moments;
 }
 
@@ -65,6 +62,7 @@ UpdateRuleFactory NorMuon::factory(const NorMuonOptions& o) {
 NorMuon::NorMuon(Device& device, std::vector<UpdateItem> items, NorMuonOptions options)
     : device_(device),
       options_(checked(std::move(options))),
+      windows_(items.empty() ? nullptr : items.front().windows),
       moments_(make_moments(device, items)),
       muon_(device, std::move(items), options_.muon, this) {}
 
@@ -114,6 +112,7 @@ void NorMuon::refine(Stream& compute, const MatrixResults& results, const Tensor
                         .dtype = moments_[p.item].local.dtype(),
                         .noise = p.noise});
   }
+  // These read one moment of each row, where it rests.
   const auto make = [&](Shape shape, DType dtype, MemoryClass memory) {
     return Tensor::empty(device_, std::move(shape), dtype, memory, "normuon rows");
   };
@@ -126,7 +125,25 @@ void NorMuon::refine(Stream& compute, const MatrixResults& results, const Tensor
   // Integer words: the sum over ranks does not depend on its order, so all layouts give the same bits.
   results.sum(records);
   ops::row_scales(compute, scales, moments, records, matrices, options_.beta2, options_.eps);
-  ops::scale_rows(compute, segments, scales, moments, skip);
+  std::vector<RowSegment> some;
+  RestPass pass(windows_.get(), compute, [&] {
+    ops::scale_rows(compute, some, scales, moments, skip);
+    some.clear();
+  });
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const MatrixPiece& p = results.pieces[i];
+    const Tensor& rest = moments_[p.item].local;
+    for (int64_t at = 0, count = 0; at < p.count; at += count) {
+      count = pass.fit({rest}, p.count - at);
+      RowSegment s = segments[i];
+      s.x += at;
+      s.moment = pass.open(rest, p.local + at, count, true).raw();
+      s.count = count;
+      s.first += at;
+      some.push_back(s);
+    }
+  }
+  pass.finish();
 }
 
 }  // namespace sherd

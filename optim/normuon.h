@@ -55,6 +55,7 @@ class NorMuon : public UpdateRule, private MatrixRefinement {
 
   Device& device_;
   NorMuonOptions options_;
+  std::shared_ptr<RestWindows> windows_;
   std::vector<StateTensor> moments_;  // of each item
   Muon muon_;                         // last: its streams finish before the moments are freed
 };

@@ -100,26 +100,38 @@ DType state_dtype_of(const Route& r, const OptimizerOptions& o) {
   return r.settings.state_dtype.value_or(o.state_dtype);
 }
 
+Place state_place_of(const Route& r, const OptimizerOptions& o) {
+  return r.settings.state_place.value_or(o.state_place);
+}
+
+bool rests_on_host(const Route& r, const OptimizerOptions& o) {
+  return state_place_of(r, o) == Place::host || r.param.shard().place() == Place::host ||
+         r.param.shard_low().place() == Place::host;
+}
+
 // Returns rest forms that an optimizer does not have, in one line for each.
 std::vector<std::string> unheeded_forms(const Routing& routing, const OptimizerOptions& o,
                                         const std::vector<UpdateRuleFactory>& factories) {
   std::vector<std::string> wrong;
   for (const UpdateRuleFactory& f : factories) {
-    std::vector<std::string> states, masters;
+    std::vector<std::string> states, masters, places;
     for (const Route& r : routing.routes) {
       if (f.algorithm != r.algorithm || !r.param.sharded()) continue;
       if (!f.heeds_state_dtype && state_dtype_of(r, o) != DType::f32) states.push_back(r.name);
       if (!f.heeds_master && r.param.group().plan().master != Master::f32) masters.push_back(r.name);
+      if (!f.heeds_place && rests_on_host(r, o)) places.push_back(r.name);
     }
     const auto say = [&](const std::vector<std::string>& names, const char* what, const char* remedy) {
       if (names.empty()) return;
       const std::string more = names.size() == 1 ? "" : fmt::format(" and {} more", names.size() - 1);
       wrong.push_back(
-          fmt::format("{} has {} in f32 alone, for {}{}; leave out {}, or give these f32 by a routing rule",
+          fmt::format("{} has {} alone, for {}{}; leave out {}, or give these another by a routing rule",
                       title_of(f.algorithm), what, names.front(), more, remedy));
     };
-    say(states, "state", "OptimizerOptions::state_dtype");
-    say(masters, "master weights", "FullyShardOptions::master");
+    say(states, "state in f32", "OptimizerOptions::state_dtype");
+    say(masters, "master weights in f32", "FullyShardOptions::master");
+    say(places, "state and masters on the device",
+        "OptimizerOptions::state_place and FullyShardOptions::master_place");
   }
   return wrong;
 }
@@ -149,8 +161,8 @@ std::vector<std::string> unheeded_in(const Routing& routing,
 // by different rules; the constructor compares them.
 uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
                    const std::vector<UpdateRuleFactory>& factories) {
-  std::string text =
-      fmt::format("{} {} {} {}", o.weight_decay, o.skip_non_finite, routing.partial, name_of(o.state_dtype));
+  std::string text = fmt::format("{} {} {} {} {} {}", o.weight_decay, o.skip_non_finite, routing.partial,
+                                 name_of(o.state_dtype), name_of(o.state_place), o.window_bytes);
   for (const UpdateRuleFactory& f : factories)
     text += fmt::format(" | {}: {}", name_of(f.algorithm), f.settings);
   for (const Route& r : routing.routes)
@@ -159,6 +171,12 @@ uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
 }
 
 }  // namespace
+
+Tensor UpdateItem::make_state(Device& device, std::string_view key) const {
+  const Tensor t = sherd::make_state(device, state_place, param.shard_range().size(), state_dtype, key);
+  if (windows) windows->announce(t);
+  return t;
+}
 
 Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOptions& options)
     : runtime_(runtime_of(root)),
@@ -201,13 +219,19 @@ void Optimizer::make_rules(const Routing& routing, const OptimizerOptions& optio
   for (const Route& r : routing.routes)
     if (!factory_of(r)->writes_copies || !updates_->holds_all_of(r.param.group()))
       rounded_later.insert(&r.param.group());
+  if (std::any_of(routing.routes.begin(), routing.routes.end(),
+                  [&](const Route& r) { return rests_on_host(r, options); }))
+    windows_ = std::make_shared<RestWindows>(runtime_.device(), options.window_bytes);
   std::vector<std::vector<UpdateItem>> items(factories.size());
   for (const Route& r : routing.routes) {
     const bool writes_copy = !rounded_later.contains(&r.param.group());
     if (writes_copy) copied_.insert(&r.param.group());
     items[static_cast<size_t>(factory_of(r) - factories.begin())].push_back(
         {r.param, r.settings.weight_decay.value_or(r.decays ? options.weight_decay : 0), writes_copy,
-         r.settings, state_dtype_of(r, options)});
+         r.settings, state_dtype_of(r, options), state_place_of(r, options), windows_});
+    if (!windows_) continue;
+    windows_->announce(r.param.shard());
+    windows_->announce(r.param.shard_low());
   }
   for (size_t i = 0; i < factories.size(); ++i) {
     std::vector<Parameter> params;
@@ -215,6 +239,7 @@ void Optimizer::make_rules(const Routing& routing, const OptimizerOptions& optio
     rules_.push_back({factories[i].algorithm, factories[i].make(runtime_.device(), std::move(items[i])),
                       factories[i].heeds_gradient_factor, std::move(params)});
   }
+  if (windows_) windows_->allocate();
 }
 
 UpdateRule& Optimizer::rule(const Algorithm& algorithm) const {
@@ -274,9 +299,12 @@ void Optimizer::step(double lr) {
   ++steps_;
   apply_gradient_factor();
   // In the order of the factories on all ranks, since rules have collectives.
+  if (windows_) windows_->begin_step(runtime_.state_ready());
   for (const Rule& r : rules_) r.update->step(stream, lr, skip);
+  if (windows_) windows_->end_step(stream);
   // The group then skips its own conversion from master weights to the compute dtype.
   for (ParamGroup* g : copied_) g->copies_written();
+  if (!after_.empty()) runtime_.device().wait_for_tier_reads(stream);
   for (auto& more : after_) more->apply(stream, skip);
   // The flag is 0 or 1, so the counter on the device adds up skipped steps.
   if (skip.defined()) ops::add_words(stream, skipped_, skip);

@@ -21,6 +21,10 @@ struct OptimizerOptions {
   /// dtype of elementwise state, f32 or bf16: moments and momentum, but neither SOAP's factors nor counters. bf16 is rounded
   /// stochastically (kernels/rest/rest.h). Routing rules may override it (UpdateSettings).
   DType state_dtype = DType::f32;
+  /// Place of all of the optimizer's state but counters. host: updates pass it through two windows of window_bytes each of device
+  /// memory (rest_windows.h), as master weights on the host (FullyShardOptions::master_place). Routing rules may override it.
+  Place state_place = Place::device;
+  int64_t window_bytes = int64_t{64} << 20;
   /// Skip a step with non-finite gradients on all ranks: see Optimizer::step().
   bool skip_non_finite = true;
   /// The program's own optimizers, for the parameters that its routing rules assign to them. In the same
@@ -130,7 +134,8 @@ class Optimizer {
   };
   std::vector<Rule> rules_;
   std::vector<std::shared_ptr<AfterUpdate>> after_;
-  Tensor skipped_;  // i64, on the device
+  std::shared_ptr<RestWindows> windows_;  // null where nothing rests on the host
+  Tensor skipped_;                        // i64, on the device
   bool skip_non_finite_;
   int64_t steps_ = 0;
 };

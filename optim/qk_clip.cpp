@@ -34,7 +34,7 @@ void add_pieces(Pieces& pieces, const AttentionHeads& a, const ProjectedHeads& p
                 const std::vector<StateCounter>& counters, bool again = false) {
   if (p.param.frozen()) return;
   const Master master = p.param.group().plan().master;
-  const RestPiece shard(p.param.shard(), p.param.shard_low());
+  const RestPiece shard(p.param.shard()), low(p.param.shard_low());
   const auto counter =
       std::find_if(counters.begin(), counters.end(), [&](auto& c) { return c.param == p.param; });
   const ParamRange range = p.param.shard_range();
@@ -47,8 +47,8 @@ void add_pieces(Pieces& pieces, const AttentionHeads& a, const ProjectedHeads& p
     for (NoiseRun& run : rest_runs(p.param, {master, DType::f32}, begin - range.begin.value, end - begin,
                                    counter != counters.end() ? counter->value : Tensor())) {
       run.noise.key = hash64(run.noise.key, again ? "qk_clip, keys" : "qk_clip");  // not the update's
-      pieces[master].push_back(
-          {shard.at(run.begin), run.count, factors.data<float>() + h, shard.low_at(run.begin), run.noise});
+      pieces[master].push_back({shard.at(run.begin), run.count, factors.data<float>() + h,
+                                static_cast<uint16_t*>(low.at(run.begin)), run.noise});
     }
   }
 }

@@ -171,6 +171,7 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
     // The cut tells the layout which rows must stay together, before fully_shard() of the root.
     param.set_cut(r.algorithm.cut());
     if (r.settings.master) param.set_master(*r.settings.master);
+    if (r.settings.master_place) param.set_master_place(*r.settings.master_place);
     routing.routes.push_back(std::move(r));
   }
   routing.warnings = doubts.lines(routing.routes);

@@ -4,11 +4,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <sherd/fsdp/parameter.h>
 #include <sherd/optim/algorithm.h>
+#include <sherd/optim/rest_windows.h>
 #include <sherd/optim/state.h>
 #include <sherd/optim/update_settings.h>
 
@@ -25,6 +27,13 @@ struct UpdateItem {
   UpdateSettings settings = {};
   /// dtype of its elementwise state, f32 or bf16: its settings' or the options'.
   DType state_dtype = DType::f32;
+  /// Place of its state, likewise.
+  Place state_place = Place::device;
+  /// Windows for state, master weights and low halves that are on the host; null where nothing of the optimizer is.
+  std::shared_ptr<RestWindows> windows = {};
+
+  /// Returns state for this rank's elements of it: zero, in its dtype and place, announced to the windows.
+  Tensor make_state(Device& device, std::string_view key) const;
 };
 
 /// Update of some parameters in a step, and the state kept from step to step. Optimizer owns one for each
@@ -90,6 +99,8 @@ struct UpdateRuleFactory {
   /// True if it updates weights in any form (FullyShardOptions::master), resp. keeps state in UpdateItem::state_dtype. It rounds
   /// with the noise of noise_runs(). Otherwise Optimizer refuses parameters in another form than f32.
   bool heeds_master = false, heeds_state_dtype = false;
+  /// True if it uses state and master weights by a RestPass. Otherwise Optimizer refuses parameters with any on the host.
+  bool heeds_place = false;
   /// True if step() multiplies gradients by the factor that was set. Otherwise Optimizer does so before, in a
   /// pass of its own.
   bool heeds_gradient_factor = false;

@@ -37,6 +37,8 @@ std::string to_string(const UpdateSettings& s) {
   add("eps", s.eps);
   if (s.master) parts.push_back(fmt::format("master {}", name_of(*s.master)));
   if (s.state_dtype) parts.push_back(fmt::format("state {}", name_of(*s.state_dtype)));
+  for (const auto& [what, place] : {std::pair("master", s.master_place), std::pair("state", s.state_place)})
+    if (place) parts.push_back(fmt::format("{} on the {}", what, name_of(*place)));
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 

@@ -23,6 +23,8 @@ struct UpdateSettings {
   std::optional<Master> master = {};
   /// Replaces OptimizerOptions::state_dtype.
   std::optional<DType> state_dtype = {};
+  /// Replace FullyShardOptions::master_place, as master, and OptimizerOptions::state_place.
+  std::optional<Place> master_place = {}, state_place = {};
 
   bool has_betas() const { return beta1 || beta2 || eps; }
   bool operator==(const UpdateSettings&) const = default;

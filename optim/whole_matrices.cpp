@@ -68,6 +68,7 @@ UpdateRuleFactory WholeMatrices::factory(const Algorithm& algorithm, const Matri
           .heeds_betas = false,
           .heeds_master = true,
           .heeds_state_dtype = rounds_state(*make_rule()),
+          .heeds_place = true,
           .heeds_gradient_factor = true,
           .make = [=](Device& device, std::vector<UpdateItem> items) {
             return std::make_unique<WholeMatrices>(device, std::move(items), make_rule(), o);
@@ -119,13 +120,10 @@ WholeMatrices::WholeMatrices(Device& device, std::vector<UpdateItem> items, std:
     }
     // state() returns tensors in the order of the items, for any teams.
     order_.emplace_back(team, slots[team].size());
-    slots[team].push_back({item.param,
-                           item.weight_decay,
-                           {},
-                           item.settings.lr_factor,
-                           order_.size() - 1,
-                           item.writes_copy,
-                           item.state_dtype});
+    slots[team].push_back({item.param, item.weight_decay,
+                           rule_->takes_gradient() ? Tensor() : item.make_state(device, "momentum_buffer"),
+                           item.state_place, item.windows.get(), item.settings.lr_factor, order_.size() - 1,
+                           item.writes_copy, item.state_dtype});
   }
   if (!slots.empty()) {
     // High priority: messages must not wait behind the matrix products that they overlap.

@@ -5,12 +5,15 @@
 #include <cstring>
 #include <exception>
 
+#include <sherd/kernels/device/file_memory.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {
 
 constexpr const char* kName = "checkpoint copy";
+/// Elements that are read in place at a time; an update that overwrites them waits for no more.
+constexpr int64_t kPiece = int64_t{1} << 20;
 
 // A stream has run dry before the memory that its copies go to.
 struct RunDry {
@@ -53,17 +56,58 @@ void CopyOut::copy(const LocalTensor& t, int64_t first, int64_t count, const Ten
 }
 
 Event CopyOut::all(const std::vector<PlannedFile>& files, const Tensor& to) {
+  forget();
   follow_compute(*stream_);
   int64_t at = 0;
   for (const PlannedFile& file : files) {
     for (const PlannedEntry& e : file.entries) {
       const LocalTensor& t = tensors_[e.tensor];
+      if (read_in_place(t)) {
+        for (int64_t begin = 0; begin < e.count; begin += kPiece) {
+          const int64_t first = e.first + begin;
+          in_place_.push_back(t.data.flat(first, first + std::min(kPiece, e.count - begin)));
+          device_.tier_reads().add(in_place_.back().raw(), in_place_.back().nbytes());
+        }
+        continue;
+      }
       const int64_t bytes = e.count * size_of(t.dtype);
       copy(t, e.first, e.count, to.flat(at, at + bytes));
       at += bytes;
     }
   }
   return stream_->record();
+}
+
+void CopyOut::snapshot(const PlannedFile& file, const std::byte*& copied,
+                       const std::function<void(const void*, int64_t)>& take) {
+  const FileMemory* const tier = device_.tier_file();
+  std::vector<std::byte> block;
+  for (const PlannedEntry& e : file.entries) {
+    if (!read_in_place(tensors_[e.tensor])) {
+      const int64_t bytes = e.count * size_of(e.dtype);
+      take(copied, bytes);
+      copied += bytes;
+      continue;
+    }
+    for (int64_t left = e.count; left > 0;) {
+      const Tensor piece = in_place_.front();
+      const void* data = piece.raw();
+      if (tier != nullptr) {  // not by its mapping
+        block.resize(static_cast<size_t>(piece.nbytes()));
+        tier->read(block.data(), data, piece.nbytes());
+        data = block.data();
+      }
+      take(data, piece.nbytes());
+      in_place_.pop_front();
+      device_.tier_reads().done(piece.raw(), piece.nbytes());
+      left -= piece.numel();
+    }
+  }
+}
+
+void CopyOut::forget() {
+  for (const Tensor& piece : in_place_) device_.tier_reads().done(piece.raw(), piece.nbytes());
+  in_place_.clear();
 }
 
 void CopyOut::blocks(const PlannedFile& file, const std::function<void(const void*, int64_t)>& take) {

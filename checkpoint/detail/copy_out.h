@@ -1,6 +1,8 @@
 // Copy of a rank's saved data to host memory. Private to checkpoint/.
 #pragma once
 
+#include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -16,10 +18,18 @@ class CopyOut {
  public:
   /// `tensors` outlive it.
   CopyOut(Device& device, const std::vector<LocalTensor>& tensors);
+  ~CopyOut() { forget(); }
 
-  /// The data of all files, one after the other, to `to` (Tensor::host, u8). Host values are read now.
-  /// @returns when it is there: until then the tensors must not change, nor `to` go.
+  /// The copied data of all files, one after the other, to `to` (Tensor::host, u8). Host values are read now.
+  /// @returns when it is there: until then the tensors must not change, nor `to` go. What is read in place is written
+  /// afterwards, by snapshot(): until then its pieces do not change (Device::tier_reads()).
   Event all(const std::vector<PlannedFile>& files, const Tensor& to);
+  /// The data of one file from front to back, files in the order of all(), once its event is done. Any thread.
+  /// @param copied the file's first byte in `to`; moved behind its last
+  void snapshot(const PlannedFile& file, const std::byte*& copied,
+                const std::function<void(const void*, int64_t bytes)>& take);
+  /// Ends what was to be read in place.
+  void forget();
   /// The data of one file from front to back, block by block: while `take` has one, the next is under way.
   void blocks(const PlannedFile& file, const std::function<void(const void*, int64_t bytes)>& take);
 
@@ -29,7 +39,8 @@ class CopyOut {
 
   Device& device_;
   const std::vector<LocalTensor>& tensors_;
-  Tensor joined_;  // f32, of the stream alone
+  Tensor joined_;                // f32, of the stream alone
+  std::deque<Tensor> in_place_;  // pieces that snapshot() has yet to take, in its order
   std::unique_ptr<Stream> stream_;
 };
 

@@ -84,13 +84,18 @@ PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const 
                            .ignored = std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end(),
                            .dtype = p.compute_dtype().value_or(wrap.options.compute_dtype),
                            .tied = claim.tied[i]});
-    if (unit.params.back().dtype != DType::f32)
-      unit.params.back().master = p.master().value_or(wrap.options.master);
-    else if (p.master().value_or(Master::f32) != Master::f32)
+    PlanParam& planned = unit.params.back();
+    if (planned.dtype != DType::f32) {
+      planned.master = p.master().value_or(wrap.options.master);
+      // Masters of their own; bf16 weights without have none, whatever the place.
+      if (planned.master != Master::bf16 && p.trainable())
+        planned.master_place = p.master_place().value_or(wrap.options.master_place);
+    } else if (p.master().value_or(Master::f32) != Master::f32) {
       throw InvalidArgument(
           fmt::format("fully_shard: parameter '{}' is computed with in f32 and is its own master; master {} "
                       "needs compute dtype bf16",
                       p.name(), name_of(*p.master())));
+    }
     // A number that is the unit's own anyhow stays 0: units with equal options share buckets.
     int& ranks = unit.options.gradient_ranks;
     if (ranks == 0 && !unit.params.back().ignored && sees_other_batches(p, wrap.options) &&

@@ -9,6 +9,7 @@
 #include <string>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/kernels/device/file_memory.h>
 
 namespace sherd::ops {
 
@@ -39,6 +40,16 @@ std::shared_ptr<char> host_block(Device& device, int64_t bytes) {
   return {block, Return{device, bytes}};
 }
 
+void copy_over_link(Stream& s, const Tensor& dst, const Tensor& src) {
+  s.expect({.host_bytes = src.nbytes()});
+  s.submit({"copy", WorkKind::copy}, [f = kernels<CopyKernels>(s).copy, file = s.device().tier_file(),
+                                      stores = dst.place() == Place::host, to = dst.raw(), from = src.raw(),
+                                      bytes = src.nbytes()](ExecutionContext& c) {
+    if (file == nullptr) return f(c, to, from, bytes);
+    stores ? file->write(to, from, bytes) : file->read(to, from, bytes);
+  });
+}
+
 }  // namespace
 
 void copy(Stream& s, const Tensor& dst, const Tensor& src) {
@@ -47,6 +58,7 @@ void copy(Stream& s, const Tensor& dst, const Tensor& src) {
   check.dtype("dst", dst, src.dtype()).count("dst", dst, src.numel()).done();
   if (dst.raw() == src.raw()) return;
   s.device().count_copy(src.nbytes());
+  if (dst.place() != src.place()) return copy_over_link(s, dst, src);
   queue(s, {"copy", WorkKind::copy}, kernels<CopyKernels>(s).copy, dst.raw(), src.raw(), src.nbytes());
 }
 

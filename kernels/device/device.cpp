@@ -49,6 +49,11 @@ bool Device::first_use(const std::vector<int64_t>& shape) {
   return used_.insert(shape).second;
 }
 
+void Device::wait_for_tier_reads(Stream& stream) {
+  if (tier_reads_.any())
+    stream.submit({"offload wait", WorkKind::copy}, [this](ExecutionContext&) { tier_reads_.wait_all(); });
+}
+
 void Device::hand_on(std::shared_ptr<StreamFailure> failure) noexcept {
   std::lock_guard lock(unheard_mutex_);
   unheard_.push_back(std::move(failure));

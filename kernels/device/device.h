@@ -15,11 +15,13 @@
 
 #include <sherd/kernels/device/allocator.h>
 #include <sherd/kernels/device/device_options.h>
+#include <sherd/kernels/device/pending_reads.h>
 #include <sherd/kernels/device/stream.h>
 #include <sherd/kernels/device/stream_list.h>
 
 namespace sherd {
 
+class FileMemory;
 class Trace;
 
 /// Priority among the streams of a saturated device: operations that others wait for go first.
@@ -52,6 +54,16 @@ class Device {
   /// Returns host memory that the device copies from and to at full speed (CUDA: pinned); on a CPU,
   /// allocator().
   virtual Allocator& staging() { return allocator(); }
+  /// Returns memory of the host in which state rests between steps (Place::host), not under the memory limit. Kernels of the
+  /// device can use it, on a GPU (pinned memory) at the rate of its link. On a CPU it is a file (DeviceOptions::offload_folder):
+  /// ops::copy() reads and writes it without mapping it, everything else by its mapping.
+  virtual Allocator& host_tier() { return staging(); }
+  /// Returns the file that host_tier() is; null where it is memory.
+  virtual FileMemory* tier_file() { return nullptr; }
+  /// Reads of host_tier() by threads beside the streams.
+  PendingReads& tier_reads() { return tier_reads_; }
+  /// Queues a wait for all of those that were added.
+  void wait_for_tier_reads(Stream& stream);
   /// Returns the memory of data that copy_from_host has taken, until its stream has read it. Not under the
   /// memory limit;
   /// at most RunAhead::most_bytes() are live.
@@ -167,6 +179,7 @@ class Device {
 
   StreamList streams_;
   RunAhead run_ahead_;
+  PendingReads tier_reads_;
   std::mutex unheard_mutex_;
   std::vector<std::shared_ptr<StreamFailure>> unheard_;
   mutable std::atomic<bool> heard_{false};

@@ -40,6 +40,8 @@ struct DeviceOptions {
   int threads = 0;
   /// Maximum number of bytes held, live ones and those kept for reuse; 0 = no limit.
   int64_t memory_limit = 0;
+  /// CPU: folder of the file that is Device::host_tier(). Empty: it is memory of the process.
+  std::string offload_folder = {};
   /// Maximum lead of the host: unfinished operations (kernels, collectives, events) that one stream holds,
   /// and bytes of copies from the host. A host thread that queues more waits; see RunAhead.
   int64_t max_queued_work = RunAhead::kWork;

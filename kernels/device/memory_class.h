@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string_view>
 
 #include <sherd/base/enum_table.h>
@@ -31,5 +32,10 @@ inline constexpr std::array kMemoryClasses = {
 inline constexpr EnumTable<MemoryClass, kMemoryClasses.size()> kMemoryClassNames{
     "parameter", "master", "gradient", "gathered", "optimizer", "buffer", "activation", "message", "scratch"};
 inline std::string_view name_of(MemoryClass c) { return kMemoryClassNames.name(c); }
+
+/// Place of memory: the device's own, or the host's beside it (Device::host_tier()).
+enum class Place : uint8_t { device, host };
+inline constexpr EnumTable<Place, 2> kPlaceNames{"device", "host"};
+constexpr const char* name_of(Place p) { return kPlaceNames.name(p); }
 
 }  // namespace sherd

@@ -116,6 +116,7 @@ class [[nodiscard]] Event {
 struct Work {
   double flops = 0;
   int64_t bytes = 0;         // read and written
+  int64_t host_bytes = 0;    // moved between device and host
   int64_t scratch = 0;       // ExecutionContext::scratch that the device's kernel requests
   DType dtype = DType::f32;  // of the factors of products
   int64_t times = 1;         // Stream::repeat()

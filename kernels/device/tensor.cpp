@@ -25,6 +25,18 @@ Tensor Tensor::host(Device& device, Shape shape, DType dtype, MemoryClass kind, 
               [&](int64_t bytes) { return device.staging().allocate(bytes, kind, name, true); });
 }
 
+Tensor Tensor::at(Place place, Device& device, Shape shape, DType dtype, MemoryClass kind,
+                  std::string_view name) {
+  if (place == Place::device) return empty(device, std::move(shape), dtype, kind, name);
+  return make(device, device.host_tier(), std::move(shape), dtype, name,
+              [&](int64_t bytes) { return device.host_tier().allocate(bytes, kind, name, true); });
+}
+
+Place Tensor::place() const {
+  if (!storage_ || storage_->allocator == &storage_->device->allocator()) return Place::device;
+  return storage_->allocator == &storage_->device->host_tier() ? Place::host : Place::device;
+}
+
 Tensor Tensor::from(std::shared_ptr<MemorySource> source, Device& device, Shape shape, DType dtype,
                     MemoryClass kind, std::string_view name) {
   Tensor t = make(device, device.allocator(), std::move(shape), dtype, name, [&](int64_t bytes) {

@@ -47,6 +47,11 @@ class Tensor {
   [[nodiscard]] static Tensor of_others(std::shared_ptr<void> owner, void* data, Device& device, Shape shape,
                                         DType dtype);
 
+  /// Allocates memory at a place. Place::host: of Device::host_tier(), which no queued operation uses.
+  [[nodiscard]] static Tensor at(Place place, Device& device, Shape shape, DType dtype, MemoryClass kind,
+                                 std::string_view name);
+  Place place() const;
+
   bool defined() const { return storage_ != nullptr; }
   /// Returns whether this tensor alone owns the memory, so that its content may be overwritten: no other
   /// tensor or view shares it, and it is neither an unowned_view() nor from() a source outside nor

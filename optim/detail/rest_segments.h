@@ -7,20 +7,16 @@
 
 namespace sherd {
 
-/// Addresses of the elements of weights, with their low halves, or of state.
+/// Addresses of elements from `begin` on, which are the tensor's; null for an undefined one.
 class RestPiece {
  public:
-  explicit RestPiece(const Tensor& values, const Tensor& low = {})
-      : values_(static_cast<char*>(values.raw())),
-        size_(size_of(values.dtype())),
-        low_(low.defined() ? static_cast<uint16_t*>(low.raw()) : nullptr) {}
-  void* at(int64_t i) const { return values_ + i * size_; }
-  uint16_t* low_at(int64_t i) const { return low_ != nullptr ? low_ + i : nullptr; }
+  explicit RestPiece(const Tensor& values, int64_t begin = 0)
+      : values_(static_cast<char*>(values.raw())), size_(size_of(values.dtype())), begin_(begin) {}
+  void* at(int64_t i) const { return values_ != nullptr ? values_ + (i - begin_) * size_ : nullptr; }
 
  private:
   char* values_;
-  int64_t size_;
-  uint16_t* low_;
+  int64_t size_, begin_;
 };
 
 /// Returns noise_runs() where the forms round, and one run without noise elsewhere.

@@ -30,6 +30,7 @@
 #include "train_gpt/rules/parse_config.h"
 #include "train_gpt/run/forecast.h"
 #include "train_gpt/run/generate.h"
+#include "train_gpt/run/less_memory.h"
 #include "train_gpt/run/output.h"
 #include "train_gpt/run/same_files.h"
 #include "train_gpt/run/same_flags.h"
@@ -284,12 +285,17 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
     }
     doing = "building the model";
   }
-  Trainer trainer(rank, config, windows);
-  // Behind what ends the run for the same reason.
-  if (out && !unplanned.empty()) warn(fmt::format("this run is not planned: {}", unplanned));
-  // The trainer is destroyed after the failure is reported, so that the other ranks receive the cause.
-  return sherd::abort_on_error(
-      *rank.world, [&] { return use(trainer, config, sources, windows.get(), trace, out, doing, code); });
+  try {
+    Trainer trainer(rank, config, windows);
+    // Behind what ends the run for the same reason.
+    if (out && !unplanned.empty()) warn(fmt::format("this run is not planned: {}", unplanned));
+    // The trainer is destroyed after the failure is reported, so that the other ranks receive the cause.
+    return sherd::abort_on_error(
+        *rank.world, [&] { return use(trainer, config, sources, windows.get(), trace, out, doing, code); });
+  } catch (const sherd::OutOfMemory& e) {
+    if (!config.trains() || !unplanned.empty()) throw;
+    throw sherd::OutOfMemory(e.what() + savings_in_words(config, rank));
+  }
 }
 
 constexpr const char* kLessMemory =

@@ -199,12 +199,33 @@ inline std::vector<UpdateItem> matrix_items(ModuleBase& model, double decay = kM
 }
 
 /// One update; gradients are final.
-inline void update_by(UpdateRule& rule, ModuleBase& model, const Tensor& skip = {}) {
+inline void update_by(UpdateRule& rule, ModuleBase& model, const Tensor& skip = {},
+                      RestWindows* windows = nullptr) {
   ShardRuntime& runtime = runtime_of(model);
   WeightsChange change(runtime);
+  if (windows != nullptr) windows->begin_step(runtime.state_ready());
   rule.step(runtime.device().compute(), kMatrixRate, skip);
+  if (windows != nullptr) windows->end_step(runtime.device().compute());
   change.end();
 }
+
+/// Makes a rule whose state is at `place`; masters are where they are. Windows are so small that most parameters need several.
+struct PlacedRule {
+  std::shared_ptr<RestWindows> windows;
+  std::unique_ptr<UpdateRule> rule;
+
+  PlacedRule(const UpdateRuleFactory& factory, Device& device, std::vector<UpdateItem> items, Place place) {
+    if (place == Place::host) windows = std::make_shared<RestWindows>(device, 1024);
+    for (UpdateItem& item : items) {
+      item.state_place = place;
+      item.windows = windows;
+      if (windows) windows->announce(item.param.shard());
+      if (windows) windows->announce(item.param.shard_low());
+    }
+    rule = factory.make(device, std::move(items));
+    if (windows) windows->allocate();
+  }
+};
 
 /// The optimizer of whole matrices in a rule.
 inline WholeMatrices& whole_matrices_of(UpdateRule& rule) {
@@ -230,6 +251,8 @@ struct MatrixRun {
   FullyShardOptions shard = {};
   CutClass cut = CutClass::row;  // element: pieces begin and end within rows
   const DescribedMatrices* model = &every_form();
+  /// Of state and masters. The results do not depend on it.
+  Place place = ranks % 2 == 0 ? Place::host : Place::device;
   double decay = kMatrixDecay;
   GradientChange change = {};
   /// Every rank, after the last step.
@@ -243,16 +266,20 @@ inline OwnedValues::Map trained(const UpdateRuleFactory& factory, const MatrixRu
     MatrixModel model(*run.model, run.cut);
     model.change = run.change;
     model.microbatches = run.microbatches;
-    fully_shard(model, mesh_of(r, run.replicas), run.shard);
-    const auto rule = factory.make(
-        *r.device, matrix_items(model, run.decay, factory.heeds_state_dtype ? model.states : MatrixStates{}));
+    FullyShardOptions shard = run.shard;
+    shard.master_place = run.place;
+    fully_shard(model, mesh_of(r, run.replicas), shard);
+    const PlacedRule made(
+        factory, *r.device,
+        matrix_items(model, run.decay, factory.heeds_state_dtype ? model.states : MatrixStates{}), run.place);
+    UpdateRule* const rule = made.rule.get();
     Stream& s = r.device->compute();
     for (model.step = 0; model.step < run.steps; ++model.step) {
       for (int micro = 0; micro < run.microbatches; ++micro) {
         runtime_of(model).set_last_microbatch(micro + 1 == run.microbatches);
         run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
       }
-      update_by(*rule, model);
+      update_by(*rule, model, {}, made.windows.get());
     }
     s.synchronize();
     if (run.look) run.look(r, *rule);
@@ -280,11 +307,13 @@ inline OwnedValues::Map trained_pieces(const UpdateRuleFactory& factory, const S
       set_master(items[i].param, form_in_turn(i).master);
       if (factory.heeds_state_dtype) items[i].state_dtype = form_in_turn(i).state;
     }
-    model.wrap({.strategy = strategy});
-    const auto rule = factory.make(*r.device, items);
+    const Place place = spread.experts > 1 ? Place::host : Place::device;
+    model.wrap({.strategy = strategy, .master_place = place});
+    const PlacedRule made(factory, *r.device, items, place);
+    UpdateRule* const rule = made.rule.get();
     for (int step = 0; step < steps; ++step) {
       model.run(*r.device);
-      update_by(*rule, model);
+      update_by(*rule, model, {}, made.windows.get());
     }
     add_everything(all, parameters, rule->state(), rule->owned_state(), r.device->compute());
   });

@@ -39,7 +39,9 @@ void DryRank::begin_step() {
 
 RankForecast DryRank::forecast(int ranks_per_host) const {
   const Allocator& allocator = device_->allocator();
-  RankForecast f{.rank = context_.world->rank(), .peak_bytes = allocator.peak_bytes()};
+  RankForecast f{.rank = context_.world->rank(),
+                 .peak_bytes = allocator.peak_bytes(),
+                 .host_bytes = device_->host_tier().live_bytes()};
   for (const MemoryClass kind : kMemoryClasses)
     f.by_class[std::string(name_of(kind))] = allocator.bytes_at_peak(kind);
   f.by_class["slack"] = allocator.peak_held_bytes() - f.peak_bytes;

@@ -22,16 +22,17 @@ struct Gpu {
   double memory_gb, memory_tb_per_s;
   double peak_16, peak_32, products_16, products_32;  // TFLOP/s: dense peaks; measured in large products
   double host_gb_per_s, network_gb_per_s;             // bus bandwidth of a rank, one way
+  double pcie_gb_per_s;                               // to pinned memory, one way
   int ranks_per_host;
   const char* other_forms = "";  // words in the driver's names of slower forms
 };
 
-constexpr Gpu kGpus[] = {{"a100", 80, 2.0, 312, 19.5, 271, 17.5, 240, 25, 8},
-                         {"h100", 80, 3.35, 989, 67, 794.5, 60, 361, 50, 8, "PCIe NVL"},
-                         {"h200", 141, 4.8, 989, 67, 794, 60, 361, 50, 8, "NVL"},
-                         {"b200", 180, 7.67, 2250, 75, 1745, 67, 682, 50, 8},
-                         {"gb200", 186, 8.0, 2500, 80, 1822, 72, 682, 50, 72},
-                         {"gb300", 288, 8.0, 2500, 80, 1822, 72, 682, 100, 72}};
+constexpr Gpu kGpus[] = {{"a100", 80, 2.0, 312, 19.5, 271, 17.5, 240, 25, 25, 8},
+                         {"h100", 80, 3.35, 989, 67, 794.5, 60, 361, 50, 50, 8, "PCIe NVL"},
+                         {"h200", 141, 4.8, 989, 67, 794, 60, 361, 50, 50, 8, "NVL"},
+                         {"b200", 180, 7.67, 2250, 75, 1745, 67, 682, 50, 50, 8},
+                         {"gb200", 186, 8.0, 2500, 80, 1822, 72, 682, 50, 350, 72},
+                         {"gb300", 288, 8.0, 2500, 80, 1822, 72, 682, 100, 350, 72}};
 
 /// Parts of the rate of large products by FLOPs (Isaev et al., Calculon, 2023).
 std::vector<SizedRate> product_rates(double tflops) {
@@ -54,6 +55,7 @@ HardwareProfile profile_of(const Gpu& g) {
           .peak_flops = g.peak_16 * 1e12,
           .peak_flops_32 = g.peak_32 * 1e12,
           .memory_bytes_per_s = .9e12 * g.memory_tb_per_s,
+          .offload_bytes_per_s = 1e9 * g.pcie_gb_per_s,
           .operation_s = 3e-6,
           .products_16 = product_rates(g.products_16),
           .products_32 = product_rates(g.products_32),
@@ -67,6 +69,7 @@ HardwareProfile cpu() {
           .memory_bytes = int64_t{16} << 30,
           .ranks_per_host = 64,
           .memory_bytes_per_s = 10e9,
+          .offload_bytes_per_s = 2e9,
           .operation_s = 2e-6,
           .products_16 = {{1e5, 5e9}, {1e7, 30e9}},
           .products_32 = {{1e5, 20e9}, {1e7, 60e9}},
@@ -192,6 +195,8 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& source)
   else if (p.name == kMeasuredHardware)  // earlier files have the rate of measured products there
     p.peak_flops = 0;
   p.memory_bytes_per_s = positive("memory_bytes_per_s");
+  // Earlier files lack it: a disk's, or a slow link's.
+  p.offload_bytes_per_s = o.number("offload_bytes_per_s", 1e9, kTiny, kHuge);
   p.operation_s = positive_or_0("operation_s");
   p.products_16 = read_rates(o, "products_16");
   p.products_32 = read_rates(o, "products_32");
@@ -214,6 +219,7 @@ std::string to_text(const HardwareProfile& p) {
                                {"peak_flops", p.peak_flops},
                                {"peak_flops_32", p.peak_flops_32},
                                {"memory_bytes_per_s", p.memory_bytes_per_s},
+                               {"offload_bytes_per_s", p.offload_bytes_per_s},
                                {"operation_s", p.operation_s},
                                {"products_16", rows_of(p.products_16)},
                                {"products_32", rows_of(p.products_32)},

@@ -40,7 +40,8 @@ struct HardwareProfile {
   /// Dense peaks of the data sheet, FLOP/s, of products of 16-bit and of f32 factors; 0: unknown.
   double peak_flops = 0, peak_flops_32 = 0;
   double memory_bytes_per_s = 0;
-  double operation_s = 0;  // least time of an operation
+  double offload_bytes_per_s = 0;  // between device and host memory, each way
+  double operation_s = 0;          // least time of an operation
   /// FLOP/s by the FLOPs of a product, of 16-bit and of 32-bit factors.
   std::vector<SizedRate> products_16 = {}, products_32 = {};
   LinkProfile host = {};  // between ranks of one host

@@ -99,6 +99,8 @@ HardwareProfile measure_hardware(RankContext& rank) {
     p.communicator_bytes = device.allocator().live_bytes("NCCL") - before;
   }
   p.memory_bytes_per_s = 2.0 * kCopied / seconds_of_one(s, [&] { ops::copy(s, to, from); });
+  const Tensor rest = Tensor::at(Place::host, device, {kCopied}, DType::u8, MemoryClass::scratch, "measured");
+  p.offload_bytes_per_s = kCopied / seconds_of_one(s, [&] { ops::copy(s, rest, from); });
   const Tensor one = to.flat(0, 1);
   p.operation_s = seconds_of_one(s, [&] { ops::fill(s, one, 0); });
   p.products_32 = measure_products(device, DType::f32);

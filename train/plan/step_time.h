@@ -17,7 +17,8 @@ struct StepTime {
   double optimizer = 0;              // update, with what it waits for
 };
 
-/// Returns the seconds of an operation by the rates: the larger of those of its FLOPs and of its bytes.
+/// Returns the seconds of an operation by the rates: the larger of those of its FLOPs and of its bytes, those over the link to the
+/// host at that link's.
 double seconds_of(const Work& work, const HardwareProfile& hardware);
 /// Returns the seconds of a collective that nothing disturbs. @param bytes that a rank receives
 /// @param here largest number of the group's ranks on one host

@@ -1,5 +1,6 @@
 #include <sherd/train/report/memory_report.h>
 
+#include <algorithm>
 #include <set>
 #include <string_view>
 
@@ -19,9 +20,10 @@ std::string ratio(int64_t part, int64_t whole) {
 }
 
 std::string table_line(std::string_view title, std::string_view parameters, std::string_view gradients,
-                       std::string_view optimizer, std::string_view sum, std::string_view other = "") {
-  return fmt::format("  {:<17}{:>12}{:>12}{:>12}{:>12}{:>{}}\n", title, parameters, gradients, optimizer, sum,
-                     other, other.empty() ? 0 : 12);
+                       std::string_view optimizer, std::string_view sum, std::string_view other = "",
+                       std::string_view host = "") {
+  return fmt::format("  {:<17}{:>12}{:>12}{:>12}{:>12}{:>{}}{:>{}}\n", title, parameters, gradients,
+                     optimizer, sum, other, other.empty() ? 0 : 12, host, host.empty() ? 0 : 12);
 }
 
 int64_t sum_of(const RankMemory& m) { return m.parameters + m.gradients + m.optimizer; }
@@ -38,11 +40,13 @@ std::vector<RankMemory> rank_memory(Communicator& world) {
   mine.other_peak = device.allocator().peak_held_bytes() - mine.parameters - mine.gradients - mine.optimizer;
   for (const Allocator* a : std::set<Allocator*>{&device.staging(), &device.copies()})
     if (a != &device.allocator()) mine.other_peak += a->peak_held_bytes();
-  static_assert(sizeof(RankMemory) == 4 * sizeof(int64_t));
+  if (&device.host_tier() != &device.staging()) mine.host = device.host_tier().peak_held_bytes();
+  constexpr int64_t kWords = 5;
+  static_assert(sizeof(RankMemory) == kWords * sizeof(int64_t));
   std::vector<RankMemory> all(static_cast<size_t>(world.size()));
   Stream& s = device.compute();
-  const Tensor send = Tensor::empty(device, {4}, DType::i64, "metrics");
-  const Tensor recv = Tensor::empty(device, {4 * world.size()}, DType::i64, "metrics");
+  const Tensor send = Tensor::empty(device, {kWords}, DType::i64, "metrics");
+  const Tensor recv = Tensor::empty(device, {kWords * world.size()}, DType::i64, "metrics");
   ops::copy_from_host(s, send, &mine, sizeof mine);
   world.all_gather(s, recv, send);
   ops::copy_to_host(s, all.data(), recv);
@@ -71,12 +75,14 @@ RankMemory replicated_memory(ModuleBase& root, const Routing& routing, const Opt
 
 std::string memory_table(const std::vector<RankMemory>& ranks, const RankMemory& replicated) {
   std::string text = "memory per rank, peak, in MiB\n";
-  text += table_line("", "parameters", "gradients", "optimizer", "sum", "other");
+  const bool host = std::any_of(ranks.begin(), ranks.end(), [](const RankMemory& m) { return m.host > 0; });
+  text += table_line("", "parameters", "gradients", "optimizer", "sum", "other", host ? "on the host" : "");
   RankMemory largest;
   for (size_t r = 0; r < ranks.size(); ++r) {
     const RankMemory& m = ranks[r];
     text += table_line(fmt::format("rank {}", r), mebibytes(m.parameters), mebibytes(m.gradients),
-                       mebibytes(m.optimizer), mebibytes(sum_of(m)), mebibytes(m.other_peak));
+                       mebibytes(m.optimizer), mebibytes(sum_of(m)), mebibytes(m.other_peak),
+                       host ? mebibytes(m.host) : "");
     if (sum_of(m) >= sum_of(largest)) largest = m;
   }
   text += table_line("if replicated", mebibytes(replicated.parameters), mebibytes(replicated.gradients),

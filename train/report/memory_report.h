@@ -13,9 +13,9 @@
 namespace sherd {
 
 /// Bytes of one rank, by purpose. `other_peak` is the rest of its peak: activations, scratch memory, copies
-/// for and from the host, and the allocators' caches.
+/// for and from the host, and the allocators' caches. `host`: what rests on the host (Place::host), beside all of these.
 struct RankMemory {
-  int64_t parameters = 0, gradients = 0, optimizer = 0, other_peak = 0;
+  int64_t parameters = 0, gradients = 0, optimizer = 0, other_peak = 0, host = 0;
 };
 
 /// Returns the peaks so far of every rank, in rank order. Collective over `world`.
@@ -28,8 +28,8 @@ struct RankMemory {
 [[nodiscard]] RankMemory replicated_memory(ModuleBase& root, const Routing& routing,
                                            const Optimizer* optimizer = nullptr);
 
-/// Formats aligned lines: all ranks, `replicated` (its other_peak is not used), and the largest rank's part
-/// of it.
+/// Formats aligned lines: all ranks, `replicated` (its other_peak and host are not used), and the largest rank's part
+/// of it, where what is on the host does not count.
 std::string memory_table(const std::vector<RankMemory>& ranks, const RankMemory& replicated);
 
 }  // namespace sherd

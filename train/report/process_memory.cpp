@@ -25,6 +25,7 @@ ProcessMemory ProcessMemory::now() {
 int64_t held_by(Device& device) {
   std::set<Allocator*> host{&device.staging(), &device.copies()};
   if (device.kind() == DeviceKind::cpu) host.insert(&device.allocator());
+  if (device.tier_file() == nullptr) host.insert(&device.host_tier());
   int64_t bytes = 0;
   for (const Allocator* a : host) bytes += a->held_bytes();
   return bytes;

@@ -98,7 +98,8 @@ bool Saving::falls_due(int64_t step) const {
 bool Saving::stops_after(int64_t step) const {
   if (!saver_) return false;
   if (options_.may_save && (due_ || falls_due(step))) return true;
-  return falls_due(step) && (!options_.async || step == last_);
+  if (saver_->reads_in_place() && due_) return true;
+  return falls_due(step) && (!options_.async || step == last_ || saver_->reads_in_place());
 }
 
 void Saving::told(int64_t step) {

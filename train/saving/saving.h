@@ -71,7 +71,7 @@ class Saving {
   /// @throws NotWritten when another run saves there now, or did (check_save_folder()), or the folder cannot be written to.
   Saving(SavedRun run, SavingOptions options);
   /// Returns whether `step` must be reported (told()) before after_step(): training waits while it is saved,
-  /// or while SavingOptions::may_save is called.
+  /// or while SavingOptions::may_save is called, or updates wait for a background save (CheckpointSaver::reads_in_place()).
   bool stops_after(int64_t step) const;
   /// Marks the steps up to this one as reported, in the metrics, too: they may be committed.
   void told(int64_t step);

@@ -6,6 +6,7 @@
 
 #include <sherd/kernels/device/cpu/features.h>
 #include <sherd/kernels/device/detail/queue_stream.h>
+#include <sherd/kernels/device/file_memory.h>
 
 namespace sherd {
 namespace {
@@ -27,22 +28,22 @@ void check_processor() {
 #endif
 }
 
-/// The host's memory, used by the work of a device.
+/// A source's memory, used by the work of a device.
 class WorkMemory final : public MemorySource {
  public:
-  WorkMemory(const RunAhead& run_ahead, std::function<void()> drain)
-      : run_ahead_(run_ahead), drain_(std::move(drain)) {}
-  void* allocate(int64_t bytes) override { return host_->allocate(bytes); }
-  void release(void* p, int64_t bytes) noexcept override { host_->release(p, bytes); }
+  WorkMemory(std::unique_ptr<MemorySource> source, const RunAhead& run_ahead, std::function<void()> drain)
+      : run_ahead_(run_ahead), drain_(std::move(drain)), source_(std::move(source)) {}
+  void* allocate(int64_t bytes) override { return source_->allocate(bytes); }
+  void release(void* p, int64_t bytes) noexcept override { source_->release(p, bytes); }
   int64_t queued() const override { return run_ahead_.queued(); }
   int64_t done() const override { return run_ahead_.done(); }
   void drain() override { drain_(); }
-  std::string owner() const override { return host_->owner(); }
+  std::string owner() const override { return source_->owner(); }
 
  private:
   const RunAhead& run_ahead_;
   const std::function<void()> drain_;
-  const std::unique_ptr<MemorySource> host_ = host_memory();
+  const std::unique_ptr<MemorySource> source_;
 };
 
 class CpuDevice final : public Device {
@@ -51,7 +52,8 @@ class CpuDevice final : public Device {
       : Device(o),
         options_(o),
         allocator_(o.label, o.memory_limit, memory()),
-        copies_(o.label + " (copies from the host)", 0, memory()) {
+        copies_(o.label + " (copies from the host)", 0, memory()),
+        tier_(o.label + " (host tier)", 0, tier_source()) {
     if (o.kernels == KernelSet::cpu) {
       check_processor();
       (void)cpu::features();  // before oneDNN's first product
@@ -62,6 +64,8 @@ class CpuDevice final : public Device {
   int threads() const override { return options_.threads; }
   Allocator& allocator() override { return allocator_; }
   Allocator& copies() override { return copies_; }
+  Allocator& host_tier() override { return tier_; }
+  FileMemory* tier_file() override { return file_; }
   KernelSet kernel_set() const override { return options_.kernels; }
   Stream& compute() override { return *compute_; }
   void use_callers_team() override {
@@ -80,13 +84,21 @@ class CpuDevice final : public Device {
   }
 
  private:
-  std::unique_ptr<MemorySource> memory() {
-    return std::make_unique<WorkMemory>(run_ahead(), [this] { compute_->synchronize(); });
+  std::unique_ptr<MemorySource> memory(std::unique_ptr<MemorySource> source = host_memory()) {
+    return std::make_unique<WorkMemory>(std::move(source), run_ahead(), [this] { compute_->synchronize(); });
+  }
+
+  std::unique_ptr<MemorySource> tier_source() {
+    if (options_.offload_folder.empty()) return memory();
+    auto file = std::make_unique<FileMemory>(options_.offload_folder);
+    file_ = file.get();
+    return memory(std::move(file));
   }
 
   DeviceOptions options_;
+  FileMemory* file_ = nullptr;  // owned by tier_
   std::atomic<int> threads_of_streams_{options_.threads};
-  Allocator allocator_, copies_;
+  Allocator allocator_, copies_, tier_;
   std::unique_ptr<QueueStream> compute_;  // after the allocators: what it holds goes back first
 };
 

@@ -179,9 +179,8 @@ class CudaDevice final : public Device {
         allocator_(
             o.label, o.memory_limit,
             std::make_unique<DeviceMemory>(o.ordinal, run_ahead(), [this] { compute_->synchronize(); })),
-        staging_(o.label + " (pinned)", 0, std::make_unique<PinnedMemory>(o.ordinal, run_ahead(), [this] {
-                   compute_->synchronize();
-                 })) {
+        staging_(o.label + " (pinned)", 0, pinned()),
+        tier_(o.label + " (host tier)", 0, pinned()) {
     cuda::cublasLtCreate.load();
     compute_ = make_stream("compute", StreamPriority::normal);
   }
@@ -195,6 +194,7 @@ class CudaDevice final : public Device {
   }
   Allocator& allocator() override { return allocator_; }
   Allocator& staging() override { return staging_; }
+  Allocator& host_tier() override { return tier_; }
   int64_t total_memory() const override {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, chip_.ordinal), "device properties");
@@ -223,10 +223,14 @@ class CudaDevice final : public Device {
   }
 
  private:
+  std::unique_ptr<MemorySource> pinned() {
+    return std::make_unique<PinnedMemory>(chip_.ordinal, run_ahead(), [this] { compute_->synchronize(); });
+  }
+
   const std::string label_;
   const Chip chip_;
   cuda::EventClock clock_;
-  Allocator allocator_, staging_;
+  Allocator allocator_, staging_, tier_;
   std::unique_ptr<Stream> compute_;  // after the allocators: what it holds goes back first
 };
 

@@ -79,7 +79,8 @@ class Recorder final : public DryDevice {
   explicit Recorder(const DryDeviceOptions& o)
       : options_(o),
         allocator_(o.device.label, o.device.memory_limit, std::make_unique<AddressSpace>()),
-        copies_(o.device.label + " (copies from the host)", 0, host_memory()) {
+        copies_(o.device.label + " (copies from the host)", 0, host_memory()),
+        tier_(o.device.label + " (host tier)", 0, std::make_unique<AddressSpace>()) {
     compute_ = make_stream("compute", StreamPriority::normal);
   }
 
@@ -87,6 +88,7 @@ class Recorder final : public DryDevice {
   Allocator& allocator() override { return allocator_; }
   Allocator& staging() override { return options_.gpu ? copies_ : allocator_; }
   Allocator& copies() override { return copies_; }
+  Allocator& host_tier() override { return tier_; }
   int64_t total_memory() const override { return options_.total_memory; }
   KernelSet kernel_set() const override { return options_.device.kernels; }
   Stream& compute() override { return *compute_; }
@@ -121,7 +123,7 @@ class Recorder final : public DryDevice {
 
  private:
   const DryDeviceOptions options_;
-  Allocator allocator_, copies_;
+  Allocator allocator_, copies_, tier_;
   DryRecord record_;
   int64_t events_ = 0, first_event_ = 1;
   std::unique_ptr<Stream> compute_;  // last: it returns its scratch memory

@@ -15,27 +15,17 @@
 namespace sherd {
 namespace {
 
-std::vector<MomentumTeam::Slot> with_momentum(Device& device, std::vector<MomentumTeam::Slot> slots,
-                                              const MatrixRule& rule) {
-  if (rule.takes_gradient()) return slots;
-  for (MomentumTeam::Slot& slot : slots) {
-    slot.momentum = Tensor::empty(device, {slot.param.shard_range().size()}, slot.state_dtype,
-                                  MemoryClass::optimizer, "optimizer momentum_buffer");
-    ops::fill(device.compute(), slot.momentum, 0);
-  }
-  return slots;
-}
-
 std::vector<Parameter> params_of(const std::vector<MomentumTeam::Slot>& slots) {
   std::vector<Parameter> params;
   for (const MomentumTeam::Slot& slot : slots) params.push_back(slot.param);
   return params;
 }
 
-std::vector<DType> dtypes_of(const std::vector<MomentumTeam::Slot>& slots) {
-  std::vector<DType> dtypes;
-  for (const MomentumTeam::Slot& slot : slots) dtypes.push_back(slot.state_dtype);
-  return dtypes;
+std::vector<StateForm> forms_of(const std::vector<MomentumTeam::Slot>& slots) {
+  std::vector<StateForm> forms;
+  for (const MomentumTeam::Slot& slot : slots)
+    forms.push_back({slot.state_dtype, slot.state_place, slot.windows});
+  return forms;
 }
 
 }  // namespace
@@ -45,7 +35,7 @@ RestForms MomentumTeam::Slot::forms() const { return {param.group().plan().maste
 MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& rule,
                            const MomentumOptions& options, MatrixStreams& streams,
                            MatrixRefinement* refinement)
-    : slots_(with_momentum(device, std::move(slots), rule)),
+    : slots_(std::move(slots)),
       rule_(rule),
       options_(options),
       refinement_(refinement),
@@ -55,7 +45,7 @@ MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& 
              .sums = refinement != nullptr,
              .settings = to_string(options) + " " + rule.settings()},
             streams),
-      states_(device, params_of(slots_), dtypes_of(slots_), team_, rule),
+      states_(device, params_of(slots_), forms_of(slots_), team_, rule),
       guard_(rule.name(), device.label(), team_) {
   // A skip flag that is always set, for parameters that are frozen at present.
   skip_frozen_ = Tensor::empty(device, {1}, DType::i64, MemoryClass::optimizer, "optimizer status");
@@ -105,38 +95,68 @@ void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChun
   // The gradient is its own buffer, which does not move: with a momentum of 0 and Nesterov the message is the gradient in
   // bits.
   const bool takes_gradient = rule_.takes_gradient();
+  RestPass pass(slots_.front().windows, compute, [&] {
+    for (auto& [kind, segments] : passes) {
+      const auto& [l2, frozen, forms] = kind;
+      ops::muon_momentum(compute, message, segments, takes_gradient ? 0 : options_.momentum,
+                         takes_gradient || options_.nesterov, static_cast<float>(l2),
+                         takes_gradient || frozen ? skip_frozen_ : skip_, factor_, forms);
+    }
+    passes.clear();
+  });
   for (auto& seg : chunk.inputs) {
     const Slot& slot = slot_of(seg.matrix);
     const Parameter& p = slot.param;
     const double l2 = options_.decay == MatrixDecay::l2 ? slot.weight_decay : 0;
     const RestForms forms{slot.forms().master, takes_gradient ? DType::f32 : slot.state_dtype};
-    auto& segments = passes[{l2, p.frozen(), forms}];
-    const RestPiece buffer(takes_gradient ? p.grad_shard() : slot.momentum),
-        weights(p.shard(), p.shard_low());
-    // The pass rounds the buffer alone.
-    for (const NoiseRun& run : rest_runs(p, {Master::f32, forms.state}, seg.local, seg.count, slot.updates))
-      segments.push_back({.buffer = buffer.at(run.begin),
-                          .gradient = p.grad_shard().data<float>() + run.begin,
-                          .weight = weights.at(run.begin),
-                          .count = run.count,
-                          .at = seg.at < 0 ? seg.at : seg.at + run.begin - seg.local,
-                          .low = weights.low_at(run.begin),
-                          .noise = run.noise});
+    const std::tuple kind{l2, p.frozen(), forms};
+    const Tensor state = takes_gradient ? p.grad_shard() : slot.momentum;
+    const Tensor weights = l2 != 0 ? p.shard() : Tensor(), low = l2 != 0 ? p.shard_low() : Tensor();
+    for (int64_t begin = seg.local, count = 0; begin < seg.local + seg.count; begin += count) {
+      count = pass.fit({state, weights, low}, seg.local + seg.count - begin);
+      const RestPiece buffer(pass.open(state, begin, count, !p.frozen()), begin),
+          weight(pass.open(weights, begin, count, false), begin),
+          halves(pass.open(low, begin, count, false), begin);
+      // The pass rounds the buffer alone.
+      for (const NoiseRun& run : rest_runs(p, {Master::f32, forms.state}, begin, count, slot.updates))
+        passes[kind].push_back({.buffer = buffer.at(run.begin),
+                                .gradient = p.grad_shard().data<float>() + run.begin,
+                                .weight = weight.at(run.begin),
+                                .count = run.count,
+                                .at = seg.at < 0 ? seg.at : seg.at + run.begin - seg.local,
+                                .low = static_cast<uint16_t*>(halves.at(run.begin)),
+                                .noise = run.noise});
+    }
   }
-  for (auto& [kind, segments] : passes) {
-    const auto& [l2, frozen, forms] = kind;
-    ops::muon_momentum(compute, message, segments, takes_gradient ? 0 : options_.momentum,
-                       takes_gradient || options_.nesterov, static_cast<float>(l2),
-                       takes_gradient || frozen ? skip_frozen_ : skip_, factor_, forms);
-  }
+  pass.finish();
 }
 
 void MomentumTeam::compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status,
                            const std::vector<int>& matrices) {
+  if (!states_.any()) return compute_some(compute, out, in, status, matrices, {});
+  // State on the host passes with its matrices, whose results do not depend on their batch.
   std::vector<MatrixState> states;
-  if (states_.any())
-    for (const int m : matrices)
-      states.push_back({states_.of(m), slot_of(m).param.frozen() ? skip_frozen_ : skip_, noise_key_of(m)});
+  size_t first = 0;
+  RestPass pass(slots_.front().windows, compute, [&] {
+    if (states.empty()) return;
+    const auto begin = static_cast<int64_t>(first), end = begin + static_cast<int64_t>(states.size());
+    const std::vector<int> some(matrices.begin() + begin, matrices.begin() + end);
+    compute_some(compute, out.rows(begin, end), in.rows(begin, end), status.flat(begin, end), some, states);
+    first += states.size();
+    states.clear();
+  });
+  for (const int m : matrices) {
+    std::vector<Tensor> tensors = states_.of(m);
+    pass.make_room(tensors);
+    const bool frozen = slot_of(m).param.frozen();
+    for (Tensor& t : tensors) t = pass.open(t, 0, t.numel(), !frozen).view(t.shape());
+    states.push_back({std::move(tensors), frozen ? skip_frozen_ : skip_, noise_key_of(m)});
+  }
+  pass.finish();
+}
+
+void MomentumTeam::compute_some(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status,
+                                const std::vector<int>& matrices, const std::vector<MatrixState>& states) {
   const bool checks = !rule_.checks_values();
   if (checks) {  // before the rule, which may write statuses of its own
     ops::fill(compute, status, 0);
@@ -225,40 +245,60 @@ void MomentumTeam::update(Stream& compute, const Tensor& results, const MatrixCh
   const Tensor values = refined(compute, results, chunk, cut);
   std::map<std::pair<DType, Master>, std::vector<UpdateSegment>>
       updates;  // by the dtype of copies and the form
+  RestPass pass(slots_.front().windows, compute, [&] {
+    for (auto& [kind, segments] : updates)
+      ops::muon_update(compute, segments, values, skip_, kind.first, {kind.second, DType::f32});
+    updates.clear();
+  });
   for (auto& seg : chunk.updates) {
     const LogicalMatrix& m = team_.matrices()[static_cast<size_t>(seg.matrix)];
     const Slot& slot = slot_of(seg.matrix);
-    if (slot.param.frozen()) continue;
+    const Parameter& p = slot.param;
+    if (p.frozen()) continue;
     const double rate = lr_ * slot.lr_factor;
     // A refinement determines the scale itself.
     const double scale = refinement_ ? 1 : rule_.scale(m.whole_rows(), m.whole_cols());
-    const Tensor copy = slot.writes_copy ? slot.param.model_copy() : Tensor();
-    const Master master = slot.forms().master;
-    auto& segments = updates[{copy.defined() ? copy.dtype() : DType::f32, master}];
-    const RestPiece weights(slot.param.shard(), slot.param.shard_low());
-    for (const NoiseRun& run :
-         rest_runs(slot.param, {master, DType::f32}, seg.local, seg.count, slot.updates))
-      segments.push_back({.weight = weights.at(run.begin),
-                          .count = run.count,
-                          .at = seg.at + run.begin - seg.local,
-                          .decay = static_cast<float>(decay_factor(options_.decay, rate, slot.weight_decay)),
-                          .alpha = static_cast<float>(-rate * scale),
-                          .copy = copy.defined() ? RestPiece(copy).at(run.begin) : nullptr,
-                          .low = weights.low_at(run.begin),
-                          .noise = run.noise});
+    const Tensor copy = slot.writes_copy ? p.model_copy() : Tensor(), weights = p.shard(),
+                 low = p.shard_low();
+    const std::pair kind{copy.defined() ? copy.dtype() : DType::f32, slot.forms().master};
+    for (int64_t begin = seg.local, count = 0; begin < seg.local + seg.count; begin += count) {
+      count = pass.fit({weights, low}, seg.local + seg.count - begin);
+      const RestPiece weight(pass.open(weights, begin, count, true), begin),
+          halves(pass.open(low, begin, count, true), begin);
+      for (const NoiseRun& run : rest_runs(p, {kind.second, DType::f32}, begin, count, slot.updates))
+        updates[kind].push_back(
+            {.weight = weight.at(run.begin),
+             .count = run.count,
+             .at = seg.at + run.begin - seg.local,
+             .decay = static_cast<float>(decay_factor(options_.decay, rate, slot.weight_decay)),
+             .alpha = static_cast<float>(-rate * scale),
+             .copy = RestPiece(copy).at(run.begin),
+             .low = static_cast<uint16_t*>(halves.at(run.begin)),
+             .noise = run.noise});
+    }
   }
-  for (auto& [kind, segments] : updates)
-    ops::muon_update(compute, segments, values, skip_, kind.first, {kind.second, DType::f32});
+  pass.finish();
   if (rule_.keeps_unused()) keep_unused(compute, results, chunk);
 }
 
 // The next step multiplies every element by `momentum`: this undoes it.
 void MomentumTeam::keep_unused(Stream& compute, const Tensor& results, const MatrixChunk& chunk) {
   std::vector<DionSegment> segments;
-  for (auto& seg : chunk.updates)
-    if (const Slot& slot = slot_of(seg.matrix); !slot.param.frozen())
-      segments.push_back({slot.momentum.data<float>() + seg.local, seg.count, seg.at});
-  if (!segments.empty()) ops::dion_keep(compute, segments, results, 1 / options_.momentum, skip_);
+  if (slots_.front().windows != nullptr) slots_.front().windows->fetch_again();  // pack() has stored it
+  RestPass pass(slots_.front().windows, compute, [&] {
+    if (!segments.empty()) ops::dion_keep(compute, segments, results, 1 / options_.momentum, skip_);
+    segments.clear();
+  });
+  for (auto& seg : chunk.updates) {
+    const Slot& slot = slot_of(seg.matrix);
+    if (slot.param.frozen()) continue;
+    for (int64_t begin = seg.local, count = 0; begin < seg.local + seg.count; begin += count) {
+      count = pass.fit({slot.momentum}, seg.local + seg.count - begin);
+      segments.push_back(
+          {pass.open(slot.momentum, begin, count, true).data<float>(), count, seg.at + begin - seg.local});
+    }
+  }
+  pass.finish();
 }
 
 }  // namespace sherd

@@ -22,6 +22,8 @@ class MomentumTeam : private MatrixClient {
     Parameter param;
     double weight_decay = 0;
     Tensor momentum;  // flat, this rank's piece; undefined where the rule takes the gradient
+    Place state_place = Place::device;
+    RestWindows* windows = nullptr;  // the same of all slots, or null
     double lr_factor = 1;
     size_t item = 0;  // index among the optimizer's items
     bool writes_copy = false;
@@ -62,6 +64,9 @@ class MomentumTeam : private MatrixClient {
   void keep_unused(Stream& compute, const Tensor& results, const MatrixChunk& chunk);
   /// Counts an update of every slot that is not frozen.
   void count_updates(Stream& compute);
+  /// Computes matrices whose state is in device memory.
+  void compute_some(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status,
+                    const std::vector<int>& matrices, const std::vector<MatrixState>& states);
   /// Queues the checks of the results and of the state.
   void check_results(Stream& compute, const Tensor& out, const Tensor& status,
                      const std::vector<int>& matrices, const std::vector<MatrixState>& states);

@@ -33,7 +33,7 @@ void check_specs(const LogicalMatrix& m, const std::vector<MatrixStateSpec>& spe
 }  // namespace
 
 OwnedStates::OwnedStates(Device& device, const std::vector<Parameter>& params,
-                         const std::vector<DType>& dtypes, const MatrixTeam& team, const MatrixRule& rule)
+                         const std::vector<StateForm>& forms, const MatrixTeam& team, const MatrixRule& rule)
     : places_(team.matrices().size()) {
   std::map<std::pair<size_t, std::string>, std::vector<int>> groups;  // by parameter and LogicalMatrix::stack
   std::vector<std::string> wrong;
@@ -48,12 +48,12 @@ OwnedStates::OwnedStates(Device& device, const std::vector<Parameter>& params,
         fmt::format("{}: state of whole matrices: {}", rule.name(), fmt::join(wrong, "; ")));
   for (const auto& [whose, matrices] : groups) {
     const LogicalMatrix& m = team.matrices()[static_cast<size_t>(matrices.front())];
-    add(device, params[whose.first], dtypes[whose.first], team, matrices,
+    add(device, params[whose.first], forms[whose.first], team, matrices,
         rule.state(m.whole_rows(), m.whole_cols()));
   }
 }
 
-void OwnedStates::add(Device& device, const Parameter& p, DType dtype, const MatrixTeam& team,
+void OwnedStates::add(Device& device, const Parameter& p, const StateForm& form, const MatrixTeam& team,
                       const std::vector<int>& matrices, const std::vector<MatrixStateSpec>& specs) {
   const size_t first = all_.size();
   std::vector<int64_t> here;
@@ -75,12 +75,14 @@ void OwnedStates::add(Device& device, const Parameter& p, DType dtype, const Mat
                  .saves = saves};
     if (first_matrix.stack_size > 0) s.shape.push_back(first_matrix.stack_size);
     s.shape.insert(s.shape.end(), shape.begin(), shape.end());
-    s.local = Tensor::empty(device, {static_cast<int64_t>(here.size()) * numel_of(shape)},
-                            may_be_bf16 ? dtype : DType::f32, MemoryClass::optimizer, "optimizer " + key);
-    ops::fill(device.compute(), s.local, 0);
+    s.local = make_state(device, form.place, static_cast<int64_t>(here.size()) * numel_of(shape),
+                         may_be_bf16 ? form.dtype : DType::f32, key);
+    if (form.windows != nullptr) form.windows->announce(s.local);
     all_.push_back(std::move(s));
     shapes_.push_back(shape);
   }
+  for (const int i : matrices)
+    if (form.windows != nullptr && team.computes(i)) form.windows->announce_together(of(i));
 }
 
 std::vector<Tensor> OwnedStates::of(int matrix) const {

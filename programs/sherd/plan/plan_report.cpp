@@ -37,6 +37,9 @@ std::string memory_table(const PlanRequest& r, const Plan& p) {
         fmt::format("  {:<22}{:>14}{:>14}\n", name, bytes_text(bytes), bytes_text(least.by_class.at(name)));
   text += fmt::format("  {:<22}{:>14}{:>14}\n", "peak without slack", bytes_text(most.peak_bytes),
                       bytes_text(least.peak_bytes));
+  if (most.host_bytes + least.host_bytes > 0)
+    text += fmt::format("  {:<22}{:>14}{:>14}\n", "on the host", bytes_text(most.host_bytes),
+                        bytes_text(least.host_bytes));
   return text + fmt::format("  {} in {} of a rank\n\n", p.fits ? "fits" : "DOES NOT FIT",
                             bytes_text(r.hardware.memory_bytes));
 }
@@ -61,7 +64,10 @@ std::string plan_table(const PlanRequest& r, const Plan& p) {
 ordered_json plan_json(const PlanRequest& r, const Plan& p) {
   ordered_json ranks = ordered_json::array(), collectives = ordered_json::array();
   for (const RankForecast& f : p.ranks)
-    ranks.push_back({{"rank", f.rank}, {"peak_bytes", f.peak_bytes}, {"by_class", f.by_class}});
+    ranks.push_back({{"rank", f.rank},
+                     {"peak_bytes", f.peak_bytes},
+                     {"host_bytes", f.host_bytes},
+                     {"by_class", f.by_class}});
   for (const PlannedCollective& c : p.most_loaded().collectives)
     collectives.push_back({{"name", c.name}, {"link", c.link}, {"calls", c.calls}, {"bytes", c.bytes}});
   return {{"parameters", p.parameters},
@@ -90,8 +96,8 @@ const char* const kPlanJsonHelp = R"(--json prints one object:
   parameters, active_parameters   elements of the whole model, and of those that a token meets
   flops_per_token                 of the model, forward and backward, by formula
   strategy, layout, muon_mode     muon_mode null without Muon
-  ranks        [{rank, peak_bytes, by_class {name: bytes}}], by descending peak_bytes; by_class at the time of the peak,
-               slack: what the allocator keeps above it
+  ranks        [{rank, peak_bytes, host_bytes, by_class {name: bytes}}], by descending peak_bytes; by_class at the time of the
+               peak, slack: what the allocator keeps above it; host_bytes: what --offload puts on the host
   collectives  [{name, link, calls, bytes}] of the most loaded rank in a step; link host or network; bytes received
   newton_schulz_flops             of that rank in a step
   step_ms      {total, compute, exposed_communication, optimizer}, of the slowest of the ranks

@@ -44,8 +44,9 @@ TrainConfig without_files(TrainConfig c) {
 sherd::Tensor checkpoint_copy(const TrainConfig& run, Trainer& trainer, int rank, sherd::Device& device) {
   if (!run.async_save || run.save.empty()) return {};
   const sherd::SavedRun saved = trainer.saved_run();
-  const auto files = sherd::plan_files(rank, sherd::checkpoint_tensors(saved.model, saved.optimizer));
-  return sherd::Tensor::host(device, {sherd::data_bytes(files)}, sherd::DType::u8,
+  const auto tensors = sherd::checkpoint_tensors(saved.model, saved.optimizer);
+  const auto files = sherd::plan_files(rank, tensors);
+  return sherd::Tensor::host(device, {sherd::copied_bytes(files, tensors)}, sherd::DType::u8,
                              sherd::MemoryClass::scratch, "checkpoint copy");
 }
 

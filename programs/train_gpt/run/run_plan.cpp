@@ -37,6 +37,7 @@ RunPlan RunPlan::of(const TrainConfig& config, sherd::Device& device) {
   for (int64_t rank = config.ranks <= kAllPlanned ? config.ranks : 1; rank-- > 0;) {
     const Forecast f = forecast(config, static_cast<int>(rank), options);
     plan.peak_bytes_ = std::max(plan.peak_bytes_, f.run_peak_bytes);
+    plan.host_bytes_ = std::max(plan.host_bytes_, f.rank.host_bytes);
     plan.comm_ = f.comm;  // the last is rank 0's
   }
   return plan;
@@ -44,8 +45,9 @@ RunPlan RunPlan::of(const TrainConfig& config, sherd::Device& device) {
 
 std::string RunPlan::start() const {
   const sherd::CommCount sum = total(comm_);
-  return fmt::format("plan: peak {} of a rank; {} collectives and {} received per step on rank 0",
-                     mib(peak_bytes_), sum.calls, mib(sum.bytes));
+  const std::string host = host_bytes_ > 0 ? fmt::format(", {} of its host", mib(host_bytes_)) : "";
+  return fmt::format("plan: peak {} of a rank{}; {} collectives and {} received per step on rank 0",
+                     mib(peak_bytes_), host, sum.calls, mib(sum.bytes));
 }
 
 std::string RunPlan::end(int64_t peak_bytes, const sherd::CommCounts& comm) const {

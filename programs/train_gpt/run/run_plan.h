@@ -25,7 +25,7 @@ class RunPlan {
   std::string end(int64_t peak_bytes, const sherd::CommCounts& comm) const;
 
  private:
-  int64_t peak_bytes_ = 0;
+  int64_t peak_bytes_ = 0, host_bytes_ = 0;
   sherd::CommCounts comm_;  // of rank 0 in a step
 };
 

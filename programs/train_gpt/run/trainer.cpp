@@ -57,6 +57,7 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   o.reshard_after_forward = c.reshard_after_forward;
   o.compute_dtype = c.precision;
   o.master = c.master;
+  o.master_place = master_place(c);
   const LayoutChoice layout = layout_of(c);
   o.layout = layout.policy;
   o.packing = layout.packing;

@@ -26,6 +26,7 @@ sherd::LaunchOptions launch_options(const TrainConfig& config) {
   launch.device.kernels = config.kernels;
   launch.device.threads = static_cast<int>(config.threads);
   launch.device.memory_limit = config.memory_limit;
+  launch.device.offload_folder = config.offload_folder;
   launch.device.max_queued_work = config.max_queued;
   launch.device.tf32 = config.tf32;
   launch.device.symmetric_products = config.symmetric_products;

@@ -53,7 +53,21 @@ sherd::Algorithm algorithm_named(const std::string& name) {
 /// Each rule's compiled pattern has up to 256 KiB, and a checkpoint's rules may be a stranger's.
 constexpr size_t kMostRules = 1000;
 
-/// Applies a word behind the '=' of a rule: an optimizer first, then master:FORM and state:DTYPE.
+/// Parts that rest on the host.
+struct Offload {
+  sherd::Place state = sherd::Place::device, master = sherd::Place::device;
+};
+
+Offload offload_named(const std::string& parts) {
+  using enum sherd::Place;
+  if (parts == "none") return {};
+  if (parts == "state") return {.state = host};
+  if (parts == "state,master" || parts == "master,state") return {.state = host, .master = host};
+  throw sherd::InvalidArgument(fmt::format(
+      "parts to offload '{}' are unknown; use none, state or state,master", sherd::printable(parts)));
+}
+
+/// Applies a word behind the '=' of a rule: an optimizer first, then master:FORM, state:DTYPE and offload:PARTS.
 void apply_word(sherd::RoutingRule& rule, const std::string& word, bool first) {
   const auto value = [&](std::string_view key) {
     const std::string given = word.substr(key.size());
@@ -64,12 +78,17 @@ void apply_word(sherd::RoutingRule& rule, const std::string& word, bool first) {
     rule.settings.master = sherd::kMasterNames.parse("master", value("master:"));
   else if (word.starts_with("state:") && !rule.settings.state_dtype)
     rule.settings.state_dtype = kStates.parse("state", value("state:"));
-  else if (first)
+  else if (word.starts_with("offload:") && !rule.settings.state_place) {
+    const Offload parts = offload_named(value("offload:"));
+    rule.settings.state_place = parts.state;
+    rule.settings.master_place = parts.master;
+  } else if (first)
     rule.algorithm = algorithm_named(word);
   else
-    throw sherd::InvalidArgument(fmt::format(
-        "'{}' after '{}=': write REGEX=OPTIMIZER/master:FORM/state:DTYPE, each once and an optimizer first",
-        sherd::printable(word), sherd::printable(rule.pattern)));
+    throw sherd::InvalidArgument(
+        fmt::format("'{}' after '{}=': write REGEX=OPTIMIZER/master:FORM/state:DTYPE/offload:PARTS, each "
+                    "once and an optimizer first",
+                    sherd::printable(word), sherd::printable(rule.pattern)));
 }
 
 std::vector<sherd::RoutingRule> routing_rules(const std::string& text) {
@@ -155,6 +174,15 @@ sherd::SoapOptions soap_options(const Settings& c) {
 
 }  // namespace
 
+sherd::Place master_place(const Settings& c) { return offload_named(c.offload).master; }
+
+bool offloads(const Settings& c) {
+  const std::vector<sherd::RoutingRule> routes = routing_rules(c.route);
+  return offload_named(c.offload).state == sherd::Place::host ||
+         std::any_of(routes.begin(), routes.end(),
+                     [](auto& r) { return r.settings.state_place == sherd::Place::host; });
+}
+
 bool uses(const Settings& c, OptimizerWord optimizer) {
   const std::vector<std::string> rules = split(c.route, ';');
   return c.optimizer == optimizer || std::any_of(rules.begin(), rules.end(), [&](const std::string& r) {
@@ -174,6 +202,17 @@ void check_optimizers(const Settings& c, const RuleCheck& rules) {
       throw sherd::InvalidArgument(
           fmt::format("{} rules are more than {}; join names by '|'", routes.size(), kMostRules));
     for (const sherd::RoutingRule& rule : routes) (void)sherd::NamePattern(rule.pattern);
+  });
+  rules.collect("offload", [&] {
+    const bool masters = offload_named(c.offload).master == sherd::Place::host;
+    if (masters && c.precision == sherd::DType::f32)
+      throw sherd::InvalidArgument(
+          "'state,master': fp32 weights are their own masters; give --precision bf16, or state alone");
+    if (masters && c.master == sherd::Master::bf16)
+      throw sherd::InvalidArgument("'state,master': --master bf16 has no masters; give state alone");
+    if (offloads(c) && c.device == sherd::DeviceKind::cpu && c.offload_folder.empty())
+      throw sherd::InvalidArgument(
+          fmt::format("'{}': on a CPU what is offloaded is a file; give --offload-folder", c.offload));
   });
   check_normuon(c, rules);
   const bool muon = uses(c, OptimizerWord::muon) || uses(c, OptimizerWord::normuon),
@@ -195,6 +234,8 @@ sherd::OptimizerOptions optimizer_options(const Settings& c) {
   o.weight_decay = c.weight_decay;
   o.skip_non_finite = c.skip_non_finite;
   o.state_dtype = c.state_dtype;
+  o.state_place = offload_named(c.offload).state;
+  o.window_bytes = c.offload_window;
   o.muon = muon_options(c);
   if (uses(c, OptimizerWord::normuon))
     o.further.push_back(sherd::NorMuon::factory({.muon = o.muon, .beta2 = c.adam_beta2}));

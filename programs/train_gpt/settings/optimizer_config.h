@@ -15,6 +15,9 @@ namespace train_gpt {
 void check_optimizers(const Settings& settings, const RuleCheck& rules);
 /// Returns whether any parameter may go to this optimizer.
 bool uses(const Settings& settings, OptimizerWord optimizer);
+/// Returns whether any state may rest on the host, and where master weights do. @pre as of optimizer_options().
+bool offloads(const Settings& settings);
+sherd::Place master_place(const Settings& settings);
 /// Returns --layout as the library has it.
 sherd::LayoutChoice layout_of(const Settings& settings);
 /// Returns the options of all optimizers; those that may have parameters are in `further`.

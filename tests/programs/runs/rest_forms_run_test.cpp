@@ -34,7 +34,7 @@ class Dice {
 struct Drawn {
   Flags flags;
   int data = 1, tp = 1;
-  bool experts = false, muon = false;
+  bool experts = false, muon = false, masters = true;
 };
 
 Drawn draw_run(Dice& dice) {
@@ -46,6 +46,7 @@ Drawn draw_run(Dice& dice) {
   run.experts = run.tp == 1 && run.data != 3 && run.data != 6 && dice.one_in(4);
   const Flags master = dice.of(std::vector{Flags{}, Flags{"--master", "bf16"}, Flags{"--master", "split"}}),
               narrow = {"--state-dtype", "bf16"};
+  run.masters = master.empty() || master.back() != "bf16";
   const Flags forms = master.empty() || dice.one_in(2) ? master + narrow : master;
   run.flags = Flags{"--dim",       dice.of<std::string>({"24", "32", "40"}),
                     "--layers",    dice.of<std::string>({"1", "2", "3"}),
@@ -77,6 +78,10 @@ Flags draw_arrangement(Dice& dice, const Drawn& run) {
   if (run.experts) flags = flags + Flags{"--expert-parallel", run.data > 1 ? "2" : "1"};
   if (!run.experts && run.data % 2 == 0 && run.data != 6 && dice.one_in(2))
     flags = flags + Flags{"--replicas", "2", "--outer", dice.of<std::string>({"no_shard", "optim"})};
+  if (dice.one_in(2))
+    flags = flags + Flags{"--offload",        run.masters && dice.one_in(2) ? "state,master" : "state",
+                          "--offload-window", dice.of<std::string>({"1K", "5K", "100K"}),
+                          "--offload-folder", scratch("").parent_path().string()};
   if (run.muon && dice.one_in(3)) flags = flags + Flags{"--muon-mode", "owner"};
   return flags;
 }

@@ -1,0 +1,146 @@
+#include <sherd/optim/rest_windows.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <sherd/kernels/ops.h>
+
+namespace sherd {
+namespace {
+
+/// Pieces begin where kernels load and store whole vectors.
+constexpr int64_t kAlign = 128;
+/// A window with less room than this for each tensor is closed rather than filled.
+constexpr int64_t kLeast = 64;
+/// Room for an element of each of several tensors beside those that are announced.
+constexpr int64_t kSlack = 8 * kAlign;
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+bool on_host(const Tensor& t) { return t.defined() && t.place() == Place::host; }
+
+int64_t bytes_on_host(const std::vector<Tensor>& tensors) {
+  int64_t bytes = 0;
+  for (const Tensor& t : tensors)
+    if (on_host(t)) bytes += aligned(t.nbytes());
+  return bytes;
+}
+
+}  // namespace
+
+RestWindows::RestWindows(Device& device, int64_t bytes) : device_(device), asked_(bytes / kAlign * kAlign) {
+  if (bytes < 1024)
+    throw InvalidArgument(fmt::format("{}: windows of {} bytes for state on the host; give at least 1024",
+                                      device.label(), bytes));
+}
+
+RestWindows::~RestWindows() = default;
+
+void RestWindows::announce(const Tensor& t) {
+  if (on_host(t)) total_ += aligned(t.nbytes());
+}
+
+void RestWindows::announce_together(const std::vector<Tensor>& tensors) {
+  largest_ = std::max(largest_, bytes_on_host(tensors));
+}
+
+void RestWindows::allocate() {
+  if (total_ == 0) return;
+  bytes_ = std::max(largest_, std::min(asked_, total_ + kSlack));
+  for (Window& w : windows_)
+    w.memory = Tensor::empty(device_, {bytes_}, DType::u8, MemoryClass::optimizer, "offload window");
+  in_ = device_.make_stream("offload in", StreamPriority::high);
+  out_ = device_.make_stream("offload out", StreamPriority::high);
+  in_->wait(device_.compute().record());  // the state's zeros
+}
+
+void RestWindows::begin_step(const Event& ready) {
+  if (in_) in_->wait(ready);
+}
+
+void RestWindows::fetch_again() {
+  if (in_) in_->wait(out_->record());
+}
+
+void RestWindows::end_step(Stream& compute) {
+  if (out_) compute.wait(out_->record());
+}
+
+Tensor make_state(Device& device, Place place, int64_t count, DType dtype, std::string_view key) {
+  const Tensor t =
+      Tensor::at(place, device, {count}, dtype, MemoryClass::optimizer, fmt::format("optimizer {}", key));
+  if (!on_host(t)) {
+    ops::fill(device.compute(), t, 0);
+    return t;
+  }
+  // By copies: a file's mapping would be resident.
+  constexpr int64_t kPiece = int64_t{1} << 20;
+  const Tensor zeros =
+      Tensor::empty(device, {std::min(count, kPiece)}, dtype, MemoryClass::scratch, "offload zeros");
+  ops::fill(device.compute(), zeros, 0);
+  for (int64_t at = 0; at < count; at += kPiece) {
+    const int64_t n = std::min(kPiece, count - at);
+    ops::copy(device.compute(), t.flat(at, at + n), zeros.flat(0, n));
+  }
+  return t;
+}
+
+RestPass::RestPass(RestWindows* windows, Stream& compute, std::function<void()> issue)
+    : windows_(windows), compute_(compute), issue_(std::move(issue)) {}
+
+int64_t RestPass::fit(std::initializer_list<Tensor> tensors, int64_t wanted) {
+  int64_t element = 0, count = 0;  // of those on the host: bytes of an element, and tensors
+  for (const Tensor& t : tensors) {
+    if (!on_host(t)) continue;
+    element += size_of(t.dtype());
+    ++count;
+  }
+  if (count == 0) return wanted;
+  const auto room = [&] { return (windows_->bytes_ - used_ - count * kAlign) / element; };
+  if (used_ > 0 && room() < std::min(wanted, kLeast)) close();
+  return std::min(wanted, room());
+}
+
+void RestPass::make_room(const std::vector<Tensor>& tensors) {
+  const int64_t bytes = bytes_on_host(tensors);
+  if (used_ > 0 && used_ + bytes > windows_->bytes_) close();
+}
+
+Tensor RestPass::open(const Tensor& t, int64_t begin, int64_t count, bool stored) {
+  if (!t.defined()) return t;
+  const Tensor rest = t.flat(begin, begin + count);
+  if (!on_host(t)) return rest;
+  RestWindows::Window& window = windows_->windows_[windows_->open_];
+  if (used_ == 0) windows_->in_->wait(window.free);
+  const Tensor piece = window.memory.flat(used_, used_ + rest.nbytes()).as(t.dtype());
+  used_ += aligned(rest.nbytes());
+  ops::copy(*windows_->in_, piece, rest);
+  if (stored) stored_.push_back({rest, piece});
+  return piece;
+}
+
+void RestPass::finish() { close(); }
+
+void RestPass::close() {
+  if (used_ > 0) compute_.wait(windows_->in_->record());
+  issue_();
+  if (used_ == 0) return;
+  const Event computed = compute_.record();
+  RestWindows::Window& window = windows_->windows_[windows_->open_];
+  Stream& out = *windows_->out_;
+  out.wait(computed);
+  PendingReads& reads = windows_->device_.tier_reads();
+  if (reads.any())  // none is added while this step is queued
+    out.submit({"offload wait", WorkKind::copy}, [&reads, ranges = stored_](ExecutionContext&) {
+      for (const Stored& s : ranges) reads.wait(s.rest.raw(), s.rest.nbytes());
+    });
+  for (const Stored& s : stored_) ops::copy(out, s.rest, s.window);
+  window.free = out.record();
+  windows_->open_ = 1 - windows_->open_;
+  used_ = 0;
+  stored_.clear();
+}
+
+}  // namespace sherd

@@ -1,0 +1,92 @@
+// Device memory through which updates pass state and master weights that rest on the host.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include <sherd/kernels/device/device.h>
+#include <sherd/kernels/device/tensor.h>
+
+namespace sherd {
+
+/// Two windows of device memory, used in turn: while an update computes in one, streams of their own fetch into the other and
+/// store what it held. Events alone order them; no thread that queues waits. One rank's thread uses it.
+///
+/// One optimizer has one, for all of its rules. A rule announces what it has on the host when it is made, and passes each
+/// step's segments through a RestPass.
+class RestWindows {
+ public:
+  /// @param bytes of a window: less where less rests on the host, more where one piece needs it.
+  /// @throws InvalidArgument for fewer than 1024.
+  RestWindows(Device& device, int64_t bytes);
+  ~RestWindows();
+
+  /// Announces a tensor that rests on the host and passes in pieces of any size; others are ignored.
+  void announce(const Tensor& t);
+  /// Announces that such tensors pass together, each whole.
+  void announce_together(const std::vector<Tensor>& tensors);
+  /// Allocates the windows, if anything was announced. Once, after all rules were made.
+  void allocate();
+  /// Begins the passes of a step. What rests on the host is fetched once the device has reached `ready`, also while the
+  /// compute stream is not there yet.
+  void begin_step(const Event& ready);
+  /// Lets the passes that follow fetch what the step has stored before. Otherwise no pass of a step does.
+  void fetch_again();
+  /// Makes `compute` wait until everything is stored.
+  void end_step(Stream& compute);
+  /// Returns the bytes of a window; 0 without any.
+  int64_t window_bytes() const { return bytes_; }
+
+ private:
+  friend class RestPass;
+  struct Window {
+    Tensor memory;
+    Event free;  // what it held is stored
+  };
+  Device& device_;
+  int64_t asked_, bytes_ = 0, total_ = 0, largest_ = 0;
+  Window windows_[2];
+  int open_ = 0;
+  std::unique_ptr<Stream> in_, out_;
+};
+
+/// One pass over segments: tensors on the device are used where they are, those on the host in the windows, as many at a time as
+/// fit. Where all is on the device it runs `issue` once.
+class RestPass {
+ public:
+  /// @param windows null: nothing is on the host
+  /// @param issue queues the operations on what was opened since it ran last, on `compute`, and forgets it
+  RestPass(RestWindows* windows, Stream& compute, std::function<void()> issue);
+
+  /// Returns how many of `wanted` consecutive elements of these tensors, or undefined ones, can be opened now: at least 1,
+  /// all of them where the tensors are on the device. May run `issue`.
+  int64_t fit(std::initializer_list<Tensor> tensors, int64_t wanted);
+  /// The same for tensors that are opened whole: makes room for all of them.
+  void make_room(const std::vector<Tensor>& tensors);
+  /// Returns elements [begin, begin + count) in device memory; undefined for an undefined tensor. @param stored: the pass changes them
+  Tensor open(const Tensor& t, int64_t begin, int64_t count, bool stored);
+  /// Runs `issue` for what is open. The last call of every pass, also of one that opened nothing.
+  void finish();
+
+ private:
+  void close();
+
+  RestWindows* windows_;
+  Stream& compute_;
+  const std::function<void()> issue_;
+  int64_t used_ = 0;
+  struct Stored {
+    Tensor rest, window;
+  };
+  std::vector<Stored> stored_;
+};
+
+/// Returns state at a place, zero. @param key as StateTensor::key
+[[nodiscard]] Tensor make_state(Device& device, Place place, int64_t count, DType dtype,
+                                std::string_view key);
+
+}  // namespace sherd
