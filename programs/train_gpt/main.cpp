@@ -1,9 +1,11 @@
 // train_gpt: trains a byte-level GPT on CPUs or GPUs. `train_gpt --help-all` lists the flags.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -408,7 +410,18 @@ int main_of(int argc, const char* const* argv) {
 
 }  // namespace train_gpt
 
+/// Memory that is a file may fail outside of calls, which report errors.
+extern "C" void end_on_bus_error(int) {
+  constexpr char kText[] =
+      "train_gpt: a file that is used as memory was made shorter, or its disk failed: --data, --tokens or "
+      "the one in "
+      "--offload-folder\n";
+  (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
+  ::_exit(1);
+}
+
 int main(int argc, char** argv) {
+  std::signal(SIGBUS, end_on_bus_error);
   sherd::bound_spinning(argv);
   sherd::reserve_standard_streams();
   sherd::report_file_size_limit();

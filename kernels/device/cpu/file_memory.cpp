@@ -91,6 +91,11 @@ void FileMemory::read(void* to, const void* from, int64_t bytes) const {
 
 void FileMemory::write(void* to, const void* from, int64_t bytes) const {
   const auto* at = static_cast<const char*>(from);
+  // Pages that a kernel has mapped meanwhile are resident until then; the file keeps what is in them.
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(to) + page - 1) / page * page,
+                  end = (reinterpret_cast<uintptr_t>(to) + static_cast<uintptr_t>(bytes)) / page * page;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
   for (int64_t offset = offset_of(to); bytes > 0;) {
     const ssize_t n = ::pwrite(file_, at, static_cast<size_t>(bytes), offset);
     if (n < 0 && errno == EINTR) continue;

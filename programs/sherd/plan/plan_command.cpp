@@ -14,6 +14,7 @@
 #include "measure.h"
 #include "plan_compare.h"
 #include "plan_report.h"
+#include "plan_smaller.h"
 #include "plan_sweep.h"
 
 namespace sherd::tools {
@@ -121,7 +122,9 @@ void PlanCommand::print_tables(const PlanRequest& request, std::ostream& out) co
     if (!svg.empty()) write_text(svg, draw_sweep(request, points));
     return;
   }
-  out << plan_table(request, make_plan(request));
+  const Plan plan = make_plan(request);
+  out << plan_table(request, plan);
+  if (!plan.fits) out << smaller_table(plans_that_fit(request));
   if (compare) out << "\n" << candidates_table(compare_plans(request));
 }
 

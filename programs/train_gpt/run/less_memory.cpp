@@ -1,7 +1,6 @@
 #include "train_gpt/run/less_memory.h"
 
-#include <functional>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -13,31 +12,43 @@
 
 namespace train_gpt {
 
+std::vector<MemoryFlag> memory_flags(const TrainConfig& config) {
+  const bool bf16 = config.precision == sherd::DType::bf16,
+             masters = bf16 && config.master != sherd::Master::bf16;
+  std::vector<MemoryFlag> flags;
+  const auto add = [&](bool possible, const char* text, bool same_bits,
+                       std::function<void(TrainConfig&)> apply) {
+    if (possible) flags.push_back({text, same_bits, std::move(apply)});
+  };
+  add(config.recompute != Recompute::blocks, "--recompute blocks", true,
+      [](TrainConfig& c) { c.recompute = Recompute::blocks; });
+  add(config.offload == "none", "--offload state", true, [](TrainConfig& c) { c.offload = "state"; });
+  add(masters && config.offload != "state,master", "--offload state,master", true,
+      [](TrainConfig& c) { c.offload = "state,master"; });
+  add(config.state_dtype != sherd::DType::bf16, "--state-dtype bf16", false,
+      [](TrainConfig& c) { c.state_dtype = sherd::DType::bf16; });
+  add(masters && config.offload != "state,master", "--master bf16", false,
+      [](TrainConfig& c) { c.master = sherd::Master::bf16; });
+  return flags;
+}
+
 std::string savings_in_words(const TrainConfig& config, const sherd::RankContext& rank) {
   const ForecastOptions options{.device = dry_options(*rank.device)};
   const auto peak = [&](const TrainConfig& c) {
     return forecast(c, rank.world->rank(), options).run_peak_bytes;
   };
-  const bool masters = config.precision == sherd::DType::bf16;
-  const std::vector<std::tuple<const char*, bool, std::function<void(TrainConfig&)>>> flags = {
-      {"--offload state", true, [](TrainConfig& c) { c.offload = "state"; }},
-      {"--offload state,master", masters && config.master != sherd::Master::bf16,
-       [](TrainConfig& c) { c.offload = "state,master"; }},
-      {"--master bf16", masters, [](TrainConfig& c) { c.master = sherd::Master::bf16; }},
-      {"--state-dtype bf16", true, [](TrainConfig& c) { c.state_dtype = sherd::DType::bf16; }},
-      {"--recompute blocks", true, [](TrainConfig& c) { c.recompute = Recompute::blocks; }}};
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   std::vector<std::string> words;
   try {
     const int64_t now = peak(config);
-    for (const auto& [flag, possible, apply] : flags) {
-      if (!possible) continue;
+    for (const MemoryFlag& flag : memory_flags(config)) {
       TrainConfig other = config;
-      apply(other);
+      flag.apply(other);
       if (const int64_t saved = now - peak(other); saved > 0)
-        words.push_back(fmt::format("{} {:.1f} MiB", flag, static_cast<double>(saved) / (1 << 20)));
+        words.push_back(fmt::format("{} {:.1f} MiB", flag.text, mib(saved)));
     }
     if (words.empty()) return "";
-    return fmt::format("The plan is {:.1f} MiB; alone would save: {}.", static_cast<double>(now) / (1 << 20),
+    return fmt::format("\nThe run is planned to take {:.1f} MiB. By itself would save: {}", mib(now),
                        fmt::join(words, ", "));
   } catch (const sherd::Error&) {
     return "";

@@ -16,6 +16,7 @@
 #include <sherd/comm/backend.h>
 #include <sherd/comm/backend_choice.h>
 
+#include "train_gpt/settings/optimizer_config.h"
 #include "train_gpt/settings/settings.h"
 
 namespace train_gpt {
@@ -47,8 +48,11 @@ sherd::LaunchOptions launch_options(const TrainConfig& config) {
 }
 
 void check_launch(const TrainConfig& config, const sherd::EnvironmentLookup& get) {
-  const std::vector<std::string> found =
+  std::vector<std::string> found =
       sherd::launch_contradictions(static_cast<int>(config.ranks), launch_options(config), get);
+  if (offloads(config) && config.device == sherd::DeviceKind::cpu && config.offload_folder.empty())
+    found.push_back(fmt::format("--offload {}: on a CPU what is offloaded is a file; give --offload-folder",
+                                config.offload));
   if (!found.empty()) throw sherd::InvalidArgument(with_flags(fmt::format("{}", fmt::join(found, "; "))));
 }
 

@@ -210,9 +210,6 @@ void check_optimizers(const Settings& c, const RuleCheck& rules) {
           "'state,master': fp32 weights are their own masters; give --precision bf16, or state alone");
     if (masters && c.master == sherd::Master::bf16)
       throw sherd::InvalidArgument("'state,master': --master bf16 has no masters; give state alone");
-    if (offloads(c) && c.device == sherd::DeviceKind::cpu && c.offload_folder.empty())
-      throw sherd::InvalidArgument(
-          fmt::format("'{}': on a CPU what is offloaded is a file; give --offload-folder", c.offload));
   });
   check_normuon(c, rules);
   const bool muon = uses(c, OptimizerWord::muon) || uses(c, OptimizerWord::normuon),
@@ -235,7 +232,7 @@ sherd::OptimizerOptions optimizer_options(const Settings& c) {
   o.skip_non_finite = c.skip_non_finite;
   o.state_dtype = c.state_dtype;
   o.state_place = offload_named(c.offload).state;
-  o.window_bytes = c.offload_window;
+  if (c.offload_window > 0) o.window_bytes = c.offload_window;
   o.muon = muon_options(c);
   if (uses(c, OptimizerWord::normuon))
     o.further.push_back(sherd::NorMuon::factory({.muon = o.muon, .beta2 = c.adam_beta2}));

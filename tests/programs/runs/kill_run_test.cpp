@@ -66,6 +66,9 @@ TEST(KillRun, WhatWasCommittedIsNeverHarmed) {
                                       "1000000",      "--optimizer", "muon",    "--save",  folder.string(),
                                       "--save-every", "1",           "--keep",  "3",       "--quiet"};
     if (i % 2 == 1) flags.push_back("--async-save");
+    if (i % 4 >= 2)  // background saves read state where updates write it
+      flags.insert(flags.end(), {"--offload", "state", "--offload-folder", data.parent_path().string(),
+                                 "--offload-window", "2K"});
     if (step > 0) flags.insert(flags.end(), {"--resume", folder.string()});
     const pid_t child = start(flags);
     ASSERT_GT(child, 0);

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "programs/runs/outcome.h"
+#include "programs/runs/same_checkpoint.h"
 #include "support/message_of.h"
 
 namespace sherd::test {
@@ -86,13 +87,6 @@ Flags draw_arrangement(Dice& dice, const Drawn& run) {
   return flags;
 }
 
-/// Returns whether weights, state and counts of two checkpoints are the same in bits.
-bool same(const fs::path& a, const fs::path& b) {
-  return std::system(fmt::format("{} ckpt diff '{}' '{}' >'{}' 2>&1", SHERD_TOOL, a.string(), b.string(),
-                                 scratch("diff").string())
-                         .c_str()) == 0;
-}
-
 TEST(RestFormsRun, ArrangementsAndResumesHaveTheSameBits) {
   Dice dice(nightly() ? std::random_device()() : 53);
   for (int i = 0; i < (nightly() ? 60 : 10); ++i) {
@@ -106,9 +100,9 @@ TEST(RestFormsRun, ArrangementsAndResumesHaveTheSameBits) {
     const Flags first = draw_arrangement(dice, run), second = draw_arrangement(dice, run),
                 third = draw_arrangement(dice, run), fourth = draw_arrangement(dice, run);
     const fs::path want = saved("first", run.flags + first);
-    EXPECT_TRUE(same(saved("second", run.flags + second), want)) << show(run.flags + first) << show(second);
+    EXPECT_TRUE(same_checkpoint(saved("second", run.flags + second), want)) << show(run.flags + first) << show(second);
     const fs::path stopped = saved("stopped", run.flags + third + Flags{"--stop-at", "2"});
-    EXPECT_TRUE(same(saved("resumed", fourth + Flags{"--steps", "5", "--resume", stopped.string()}), want))
+    EXPECT_TRUE(same_checkpoint(saved("resumed", fourth + Flags{"--steps", "5", "--resume", stopped.string()}), want))
         << show(run.flags + first) << "resumed:" << show(third) << show(fourth);
   }
 }
