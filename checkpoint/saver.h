@@ -89,15 +89,17 @@ class CheckpointSaver {
 
   /// Saves the tensors' values after all operations queued on the compute stream so far. Waits for a
   /// background save first: there is never more than one, nor more than one host copy. With `async` it waits
-  /// for nothing else: the copies are queued, and later operations on the compute stream come after them.
+  /// for nothing else: the copies are queued, and later operations on the compute stream come after them. What rests on
+  /// the host is read in place (reads_in_place()).
   /// @throws RanksDiffer on every rank when ranks save different steps.
   void save(const TrainingState& state);
   /// First half of save(), with `async`: queues the copies beside the compute stream's next operations.
-  /// @returns the event after the copies: no operation may change the tensors before it.
+  /// @returns the event after the copies: no operation may change the tensors before it. Tensors that rest on the host are read
+  /// after it, until Device::tier_reads() has none of them: optimizers and changes of weights wait for that.
   /// @throws InvalidArgument without `async`.
   [[nodiscard]] Event snapshot(const TrainingState& state);
   /// Second half: writes the latest snapshot in the background. The next snapshot drops one that was not
-  /// written. With reads_in_place() call it before the next update is queued, which waits for what it overwrites.
+  /// written. With reads_in_place() call it before the next update or other change of weights is queued, which waits for what it overwrites.
   /// @throws InvalidArgument without a snapshot.
   void write();
   /// Returns whether no checkpoint of SaverOptions::best_of has a loss of `loss` or less. Rank 0's `loss`

@@ -437,8 +437,13 @@ DTensor ParamGroup::dtensor(int p) const {
   const int64_t begin = layout_->local_begin(ParamId(p), RankId(cell_)).value;  // including the parameter's
                                                                                 // padding
   const int64_t end = begin + layout_->piece(ParamId(p), RankId(cell_)).size();
-  const Tensor piece = ops::weights_as_f32(device_.compute(), master_.flat(begin, end),
-                                           low_.defined() ? low_.flat(begin, end) : Tensor());
+  Stream& compute = device_.compute();
+  Tensor piece = ops::weights_as_f32(compute, master_.flat(begin, end),
+                                     low_.defined() ? low_.flat(begin, end) : Tensor());
+  if (piece.place() == Place::host) {  // collectives need memory of the device
+    const Tensor rest = std::exchange(piece, f32_like(piece));
+    ops::copy(compute, piece, rest);
+  }
   return DTensor::from_layout(spec_.mesh, sharded_over(), layout_, p, piece);
 }
 

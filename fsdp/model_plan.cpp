@@ -111,7 +111,8 @@ std::vector<PlannedBuffer> ModelPlan::allocations() const {
 
 std::map<MemoryClass, int64_t> ModelPlan::bytes() const {
   std::map<MemoryClass, int64_t> by_class;
-  for (auto& b : allocations()) by_class[b.memory] += b.bytes();
+  for (auto& b : allocations())
+    if (b.place == Place::device) by_class[b.memory] += b.bytes();
   return by_class;
 }
 

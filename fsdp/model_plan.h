@@ -39,7 +39,7 @@ struct ModelPlan {
   /// Returns all separate allocations: the groups' buffers that are not ranges of a slot or of staging, the
   /// slots, and staging.
   std::vector<PlannedBuffer> allocations() const;
-  /// Returns the allocations' bytes by class, as the allocator counts them.
+  /// Returns the bytes of the allocations on the device by class, as its allocator counts them.
   std::map<MemoryClass, int64_t> bytes() const;
   /// Returns the traffic of a step that uses every unit once in each microbatch.
   StepTraffic traffic(int microbatches = 1) const;

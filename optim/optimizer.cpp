@@ -265,7 +265,10 @@ void Optimizer::after_update(std::shared_ptr<AfterUpdate> more) {
     throw InvalidArgument(
         fmt::format("{}: Optimizer::after_update(): parameters that this optimizer does not update: {}",
                     runtime().device().label(), fmt::join(others, ", ")));
-  for (const Parameter& p : more->changed()) copied_.erase(&p.group());  // a copy made before is of no use
+  for (const Parameter& p : more->changed()) {
+    copied_.erase(&p.group());  // a copy made before is of no use
+    after_writes_host_ = after_writes_host_ || p.group().plan().master_place == Place::host;
+  }
   more->use_counters(counters());
   after_.push_back(std::move(more));
 }
@@ -299,12 +302,12 @@ void Optimizer::step(double lr) {
   ++steps_;
   apply_gradient_factor();
   // In the order of the factories on all ranks, since rules have collectives.
-  if (windows_) windows_->begin_step(runtime_.state_ready());
+  RestStep passes(windows_.get(), stream, runtime_.state_ready());
   for (const Rule& r : rules_) r.update->step(stream, lr, skip);
-  if (windows_) windows_->end_step(stream);
+  passes.end();
   // The group then skips its own conversion from master weights to the compute dtype.
   for (ParamGroup* g : copied_) g->copies_written();
-  if (!after_.empty()) runtime_.device().wait_for_tier_reads(stream);
+  if (after_writes_host_) runtime_.device().wait_for_tier_reads(stream);
   for (auto& more : after_) more->apply(stream, skip);
   // The flag is 0 or 1, so the counter on the device adds up skipped steps.
   if (skip.defined()) ops::add_words(stream, skipped_, skip);

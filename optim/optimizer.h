@@ -125,6 +125,8 @@ class Optimizer {
   ShardRuntime& runtime_;
   std::weak_ptr<ShardRuntime> alive_;  // expires with the root
   std::unique_ptr<UpdateSet> updates_;
+  /// Null where nothing rests on the host. Before the rules, which end what its streams may wait for.
+  std::shared_ptr<RestWindows> windows_;
   std::set<ParamGroup*> copied_;  // the rules write the model's weights of all their parameters
   struct Rule {
     Algorithm algorithm;
@@ -134,8 +136,8 @@ class Optimizer {
   };
   std::vector<Rule> rules_;
   std::vector<std::shared_ptr<AfterUpdate>> after_;
-  std::shared_ptr<RestWindows> windows_;  // null where nothing rests on the host
-  Tensor skipped_;                        // i64, on the device
+  Tensor skipped_;                  // i64, on the device
+  bool after_writes_host_ = false;  // the steps in after_ write masters on the host
   bool skip_non_finite_;
   int64_t steps_ = 0;
 };

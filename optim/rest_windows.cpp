@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include <sherd/kernels/ops.h>
@@ -53,11 +54,15 @@ void RestWindows::allocate() {
     w.memory = Tensor::empty(device_, {bytes_}, DType::u8, MemoryClass::optimizer, "offload window");
   in_ = device_.make_stream("offload in", StreamPriority::high);
   out_ = device_.make_stream("offload out", StreamPriority::high);
-  in_->wait(device_.compute().record());  // the state's zeros
+  in_->wait(device_.compute().record());  // the zeros of the state, and what used the memory before
 }
 
 void RestWindows::begin_step(const Event& ready) {
-  if (in_) in_->wait(ready);
+  if (!in_) return;
+  // Events of a step that failed carry its failure.
+  for (Window& w : windows_) w.free = {};
+  in_->wait(ready);
+  in_->wait(out_->record());  // of a step that an exception has ended
 }
 
 void RestWindows::fetch_again() {
@@ -68,22 +73,17 @@ void RestWindows::end_step(Stream& compute) {
   if (out_) compute.wait(out_->record());
 }
 
+RestStep::~RestStep() {
+  try {
+    end();
+  } catch (const std::exception&) {  // the next call on the failed stream throws it again
+  }
+}
+
 Tensor make_state(Device& device, Place place, int64_t count, DType dtype, std::string_view key) {
   const Tensor t =
       Tensor::at(place, device, {count}, dtype, MemoryClass::optimizer, fmt::format("optimizer {}", key));
-  if (!on_host(t)) {
-    ops::fill(device.compute(), t, 0);
-    return t;
-  }
-  // By copies: a file's mapping would be resident.
-  constexpr int64_t kPiece = int64_t{1} << 20;
-  const Tensor zeros =
-      Tensor::empty(device, {std::min(count, kPiece)}, dtype, MemoryClass::scratch, "offload zeros");
-  ops::fill(device.compute(), zeros, 0);
-  for (int64_t at = 0; at < count; at += kPiece) {
-    const int64_t n = std::min(kPiece, count - at);
-    ops::copy(device.compute(), t.flat(at, at + n), zeros.flat(0, n));
-  }
+  ops::fill(device.compute(), t, 0);
   return t;
 }
 
@@ -100,7 +100,9 @@ int64_t RestPass::fit(std::initializer_list<Tensor> tensors, int64_t wanted) {
   if (count == 0) return wanted;
   const auto room = [&] { return (windows_->bytes_ - used_ - count * kAlign) / element; };
   if (used_ > 0 && room() < std::min(wanted, kLeast)) close();
-  return std::min(wanted, room());
+  const int64_t fits = std::min(wanted, room());
+  // A piece's end is the next one's begin, in tensors that are not in the window, too.
+  return fits < wanted && fits > kLeast ? fits / kLeast * kLeast : fits;
 }
 
 void RestPass::make_room(const std::vector<Tensor>& tensors) {
@@ -132,9 +134,9 @@ void RestPass::close() {
   Stream& out = *windows_->out_;
   out.wait(computed);
   PendingReads& reads = windows_->device_.tier_reads();
-  if (reads.any())  // none is added while this step is queued
-    out.submit({"offload wait", WorkKind::copy}, [&reads, ranges = stored_](ExecutionContext&) {
-      for (const Stored& s : ranges) reads.wait(s.rest.raw(), s.rest.nbytes());
+  if (const uint64_t newest = reads.newest(); newest > 0 && !stored_.empty())
+    out.submit({"offload wait", WorkKind::copy}, [&reads, newest, ranges = stored_](ExecutionContext&) {
+      for (const Stored& s : ranges) reads.wait(newest, s.rest.raw(), s.rest.nbytes());
     });
   for (const Stored& s : stored_) ops::copy(out, s.rest, s.window);
   window.free = out.record();

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <sherd/kernels/device/device.h>
@@ -13,8 +14,8 @@
 
 namespace sherd {
 
-/// Two windows of device memory, used in turn: while an update computes in one, streams of their own fetch into the other and
-/// store what it held. Events alone order them; no thread that queues waits. One rank's thread uses it.
+/// Two windows of device memory, used in turn. While an update computes in one, one stream fetches into the other, and another
+/// stores what it held. Events alone order them; no thread that queues waits. One rank's thread uses it.
 ///
 /// One optimizer has one, for all of its rules. A rule announces what it has on the host when it is made, and passes each
 /// step's segments through a RestPass.
@@ -52,6 +53,25 @@ class RestWindows {
   Window windows_[2];
   int open_ = 0;
   std::unique_ptr<Stream> in_, out_;
+};
+
+/// The passes of a step. The compute stream waits for their stores also where an exception ends them.
+class [[nodiscard]] RestStep {
+ public:
+  /// @param windows null: does nothing
+  RestStep(RestWindows* windows, Stream& compute, const Event& ready) : windows_(windows), compute_(compute) {
+    if (windows_ != nullptr) windows_->begin_step(ready);
+  }
+  ~RestStep();
+  RestStep(const RestStep&) = delete;
+  RestStep& operator=(const RestStep&) = delete;
+  void end() {
+    if (RestWindows* const windows = std::exchange(windows_, nullptr)) windows->end_step(compute_);
+  }
+
+ private:
+  RestWindows* windows_;
+  Stream& compute_;
 };
 
 /// One pass over segments: tensors on the device are used where they are, those on the host in the windows, as many at a time as

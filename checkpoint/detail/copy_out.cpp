@@ -65,8 +65,8 @@ Event CopyOut::all(const std::vector<PlannedFile>& files, const Tensor& to) {
       if (read_in_place(t)) {
         for (int64_t begin = 0; begin < e.count; begin += kPiece) {
           const int64_t first = e.first + begin;
-          in_place_.push_back(t.data.flat(first, first + std::min(kPiece, e.count - begin)));
-          device_.tier_reads().add(in_place_.back().raw(), in_place_.back().nbytes());
+          const Tensor piece = t.data.flat(first, first + std::min(kPiece, e.count - begin));
+          in_place_.push_back({piece, 0});
         }
         continue;
       }
@@ -75,6 +75,7 @@ Event CopyOut::all(const std::vector<PlannedFile>& files, const Tensor& to) {
       at += bytes;
     }
   }
+  for (Piece& p : in_place_) p.number = device_.tier_reads().add(p.data.raw(), p.data.nbytes());
   return stream_->record();
 }
 
@@ -90,7 +91,7 @@ void CopyOut::snapshot(const PlannedFile& file, const std::byte*& copied,
       continue;
     }
     for (int64_t left = e.count; left > 0;) {
-      const Tensor piece = in_place_.front();
+      const auto [piece, number] = in_place_.front();
       const void* data = piece.raw();
       if (tier != nullptr) {  // not by its mapping
         block.resize(static_cast<size_t>(piece.nbytes()));
@@ -99,14 +100,14 @@ void CopyOut::snapshot(const PlannedFile& file, const std::byte*& copied,
       }
       take(data, piece.nbytes());
       in_place_.pop_front();
-      device_.tier_reads().done(piece.raw(), piece.nbytes());
+      device_.tier_reads().done(number);
       left -= piece.numel();
     }
   }
 }
 
 void CopyOut::forget() {
-  for (const Tensor& piece : in_place_) device_.tier_reads().done(piece.raw(), piece.nbytes());
+  for (const Piece& p : in_place_) device_.tier_reads().done(p.number);
   in_place_.clear();
 }
 

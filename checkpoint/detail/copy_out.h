@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -39,8 +40,12 @@ class CopyOut {
 
   Device& device_;
   const std::vector<LocalTensor>& tensors_;
-  Tensor joined_;                // f32, of the stream alone
-  std::deque<Tensor> in_place_;  // pieces that snapshot() has yet to take, in its order
+  Tensor joined_;  // f32, of the stream alone
+  struct Piece {
+    Tensor data;
+    uint64_t number;  // in PendingReads
+  };
+  std::deque<Piece> in_place_;  // that snapshot() has yet to take, in its order
   std::unique_ptr<Stream> stream_;
 };
 

@@ -40,6 +40,9 @@ std::shared_ptr<char> host_block(Device& device, int64_t bytes) {
   return {block, Return{device, bytes}};
 }
 
+/// Returns the file in which the tensor rests; null for memory.
+FileMemory* file_of(const Tensor& t) { return t.place() == Place::host ? t.device().tier_file() : nullptr; }
+
 void copy_over_link(Stream& s, const Tensor& dst, const Tensor& src) {
   s.expect({.host_bytes = src.nbytes()});
   s.submit({"copy", WorkKind::copy}, [f = kernels<CopyKernels>(s).copy, file = s.device().tier_file(),
@@ -69,16 +72,21 @@ void copy_from_host(Stream& s, const Tensor& dst, const void* src, int64_t bytes
       .done();
   const auto host = host_block(s.device(), bytes);
   if (bytes > 0) std::memcpy(host.get(), src, static_cast<size_t>(bytes));
-  s.submit({"copy_from_host", WorkKind::copy},
-           [f = kernels<CopyKernels>(s).copy, to = dst.raw(), host, bytes](ExecutionContext& c) {
-             f(c, to, host.get(), bytes);
-             c.keep(host);
-           });
+  s.submit({"copy_from_host", WorkKind::copy}, [f = kernels<CopyKernels>(s).copy, file = file_of(dst),
+                                                to = dst.raw(), host, bytes](ExecutionContext& c) {
+    if (file != nullptr) return file->write(to, host.get(), bytes);
+    f(c, to, host.get(), bytes);
+    c.keep(host);
+  });
 }
 
 void copy_to_host(Stream& s, void* dst, const Tensor& src) {
   Check("copy_to_host").that(src.defined(), "src is undefined").done();
-  queue(s, {"copy_to_host", WorkKind::copy}, kernels<CopyKernels>(s).copy, dst, src.raw(), src.nbytes());
+  if (FileMemory* const file = file_of(src))
+    s.submit({"copy_to_host", WorkKind::copy}, [=, from = src.raw(), bytes = src.nbytes()](
+                                                   ExecutionContext&) { file->read(dst, from, bytes); });
+  else
+    queue(s, {"copy_to_host", WorkKind::copy}, kernels<CopyKernels>(s).copy, dst, src.raw(), src.nbytes());
   s.synchronize();
 }
 

@@ -50,8 +50,9 @@ bool Device::first_use(const std::vector<int64_t>& shape) {
 }
 
 void Device::wait_for_tier_reads(Stream& stream) {
-  if (tier_reads_.any())
-    stream.submit({"offload wait", WorkKind::copy}, [this](ExecutionContext&) { tier_reads_.wait_all(); });
+  if (const uint64_t newest = tier_reads_.newest(); newest > 0)
+    stream.submit({"offload wait", WorkKind::copy},
+                  [this, newest](ExecutionContext&) { tier_reads_.wait(newest); });
 }
 
 void Device::hand_on(std::shared_ptr<StreamFailure> failure) noexcept {

@@ -62,7 +62,7 @@ class Device {
   virtual FileMemory* tier_file() { return nullptr; }
   /// Reads of host_tier() by threads beside the streams.
   PendingReads& tier_reads() { return tier_reads_; }
-  /// Queues a wait for all of those that were added.
+  /// Queues a wait for those of them that are there now.
   void wait_for_tier_reads(Stream& stream);
   /// Returns the memory of data that copy_from_host has taken, until its stream has read it. Not under the
   /// memory limit;

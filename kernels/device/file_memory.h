@@ -19,7 +19,8 @@ class FileMemory final : public MemorySource {
   explicit FileMemory(std::filesystem::path folder) : folder_(std::move(folder)) {}
   ~FileMemory() override;
 
-  /// @throws IoError naming the folder: it is missing, full, or at a limit (quota, RLIMIT_FSIZE).
+  /// @throws IoError naming the folder: it is missing, full, or at a limit: quota, or RLIMIT_FSIZE where the program
+  /// ignores SIGXFSZ (report_file_size_limit()).
   void* allocate(int64_t bytes) override;
   void release(void* p, int64_t bytes) noexcept override;
   std::string owner() const override { return "the offload folder '" + folder_.string() + "'"; }

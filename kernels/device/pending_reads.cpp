@@ -1,51 +1,38 @@
 #include <sherd/kernels/device/pending_reads.h>
 
-#include <iterator>
-#include <utility>
-
 namespace sherd {
 
-void PendingReads::change(const void* at, int64_t bytes, int change) {
-  if (bytes <= 0) return;
-  const auto begin = reinterpret_cast<uintptr_t>(at), end = begin + static_cast<uintptr_t>(bytes);
+uint64_t PendingReads::add(const void* at, int64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(at);
   std::lock_guard lock(mutex_);
-  for (const uintptr_t edge : {begin, end}) {
-    const auto after = readers_.upper_bound(edge);
-    readers_.try_emplace(edge, after == readers_.begin() ? 0 : std::prev(after)->second);
-  }
-  for (auto it = readers_.find(begin); it->first != end; ++it) it->second += change;
-  // Edges between equal counts.
-  int before = 0;
-  std::erase_if(readers_,
-                [&](const auto& edge) { return std::exchange(before, edge.second) == edge.second; });
+  ranges_[++numbers_] = {begin, begin + static_cast<uintptr_t>(bytes)};
+  return numbers_;
+}
+
+void PendingReads::done(uint64_t number) {
+  std::lock_guard lock(mutex_);
+  ranges_.erase(number);
   read_.notify_all();
 }
 
-void PendingReads::add(const void* begin, int64_t bytes) { change(begin, bytes, 1); }
-void PendingReads::done(const void* begin, int64_t bytes) { change(begin, bytes, -1); }
-
-bool PendingReads::any() const {
+uint64_t PendingReads::newest() const {
   std::lock_guard lock(mutex_);
-  return !readers_.empty();
+  return ranges_.empty() ? 0 : ranges_.rbegin()->first;
 }
 
-bool PendingReads::within(uintptr_t begin, uintptr_t end) const {
-  auto it = readers_.upper_bound(begin);
-  if (it != readers_.begin()) --it;
-  for (; it != readers_.end() && it->first < end; ++it)
-    if (it->second > 0 && (std::next(it) == readers_.end() || std::next(it)->first > begin)) return true;
-  return false;
-}
-
-void PendingReads::wait(const void* at, int64_t bytes) const {
-  const auto begin = reinterpret_cast<uintptr_t>(at);
+void PendingReads::wait(uint64_t newest, const void* at, int64_t bytes) const {
+  const auto begin = reinterpret_cast<uintptr_t>(at), end = begin + static_cast<uintptr_t>(bytes);
   std::unique_lock lock(mutex_);
-  read_.wait(lock, [&] { return !within(begin, begin + static_cast<uintptr_t>(bytes)); });
+  read_.wait(lock, [&] {
+    for (auto it = ranges_.begin(); it != ranges_.end() && it->first <= newest; ++it)
+      if (it->second.begin < end && begin < it->second.end) return false;
+    return true;
+  });
 }
 
-void PendingReads::wait_all() const {
+void PendingReads::wait(uint64_t newest) const {
   std::unique_lock lock(mutex_);
-  read_.wait(lock, [&] { return readers_.empty(); });
+  read_.wait(lock, [&] { return ranges_.empty() || ranges_.begin()->first > newest; });
 }
 
 }  // namespace sherd

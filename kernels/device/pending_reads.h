@@ -2,34 +2,34 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
 
 namespace sherd {
 
-/// Who overwrites memory waits until its reader has it: a background save reads optimizer state where it rests. Thread-safe.
+/// A writer of such a range waits until the range was read: a background save reads optimizer state where it rests. The writer
+/// waits for the reads that were there when its operation was queued: later ones wait for the operation. Thread-safe.
 class PendingReads {
  public:
-  /// Adds [begin, begin + bytes). Ranges may overlap others, and are counted.
-  void add(const void* begin, int64_t bytes);
-  /// Removes a range, or the part of one that has been read.
-  void done(const void* begin, int64_t bytes);
-  bool any() const;
-  /// Blocks the calling thread until no range is in [begin, begin + bytes).
-  void wait(const void* begin, int64_t bytes) const;
-  /// The same for all ranges.
-  void wait_all() const;
+  /// Adds [begin, begin + bytes). @returns its number, which grows from 1
+  uint64_t add(const void* begin, int64_t bytes);
+  void done(uint64_t number);
+  /// Returns the newest number among those that are not done; 0 without any.
+  uint64_t newest() const;
+  /// Blocks the calling thread until no range up to that number is in [begin, begin + bytes).
+  void wait(uint64_t newest, const void* begin, int64_t bytes) const;
+  /// The same for all memory.
+  void wait(uint64_t newest) const;
 
  private:
-  bool within(uintptr_t begin, uintptr_t end) const;
-  /// Adds `change` to the readers of an interval.
-  void change(const void* begin, int64_t bytes, int change);
-
+  struct Range {
+    uintptr_t begin, end;
+  };
   mutable std::mutex mutex_;
   mutable std::condition_variable read_;
-  std::map<uintptr_t, int> readers_;  // from each key up to the next one; none in front of the first
+  uint64_t numbers_ = 0;
+  std::map<uint64_t, Range> ranges_;
 };
 
 }  // namespace sherd

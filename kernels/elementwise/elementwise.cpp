@@ -2,7 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/kernels/device/file_memory.h>
 
 namespace sherd::ops {
 
@@ -10,6 +15,18 @@ using namespace door;
 
 void fill(Stream& s, const Tensor& dst, double value) {
   Check("fill").that(dst.defined(), "dst is undefined").done();
+  if (FileMemory* const file = dst.place() == Place::host ? dst.device().tier_file() : nullptr) {
+    s.submit({"fill", WorkKind::copy}, [=, f = kernels<ElementwiseKernels>(s).fill, count = dst.numel(),
+                                        to = static_cast<std::byte*>(dst.raw()),
+                                        dtype = dst.dtype()](ExecutionContext& c) {
+      const int64_t size = size_of(dtype), block = std::min(count, int64_t{1} << 20);
+      std::vector<std::byte> values(static_cast<size_t>(block * size));  // a mapping would be resident
+      f(c, {values.data(), dtype}, block, value);
+      for (int64_t at = 0; at < count; at += block)
+        file->write(to + at * size, values.data(), std::min(block, count - at) * size);
+    });
+    return;
+  }
   queue(s, {"fill", WorkKind::copy}, kernels<ElementwiseKernels>(s).fill, ref(dst), dst.numel(), value);
 }
 

@@ -296,6 +296,7 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
         *rank.world, [&] { return use(trainer, config, sources, windows.get(), trace, out, doing, code); });
   } catch (const sherd::OutOfMemory& e) {
     if (!config.trains() || !unplanned.empty()) throw;
+    rank.world->abort(e.what());  // the others need not wait for the plans
     throw sherd::OutOfMemory(e.what() + savings_in_words(config, rank));
   }
 }

@@ -1,10 +1,12 @@
 // Weights and state in 16 bits are saved as they rest, resume elsewhere with the same bits, and convert on request.
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
@@ -97,6 +99,37 @@ Everything straight(const std::string& folder, const Algorithm& algorithm, Forms
     if (r.world->rank() == 0) all = std::move(mine);
   });
   return all;
+}
+
+// A save waits for the one before it, whose end lets steps continue that were queued in the meantime: they do not wait for the
+// new one, which waits for them.
+TEST(RestFormsCheckpoint, BackgroundSavesOfStateOnTheHostFollowEachOther) {
+  for (const Algorithm& algorithm : kAlgorithms) {
+    const TemporaryFolder folder;
+    const Forms forms{Master::f32, DType::f32, Place::host};
+    test::launch(2, [&](RankContext& r) {
+      Trained run(r, algorithm, forms, Strategy::optim_grads_params);
+      CheckpointSaver saver(r.world, checkpoint_tensors(run, &*run.optimizer),
+                            {.folder = folder / "run", .async = true});
+      EXPECT_TRUE(saver.reads_in_place());
+      Stream& compute = r.device->compute();
+      for (int step = 1; step < 5; ++step) {
+        compute.submit("test",
+                       [](ExecutionContext&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+        run.train_to(step);
+        saver.save({.step = step});
+      }
+      saver.wait();
+    });
+    for (int step = 1; step < 5; ++step)
+      test::launch(1, [&](RankContext& r) {
+        Trained straight(r, algorithm, {}, Strategy::no_shard), resumed(r, algorithm, {}, Strategy::no_shard);
+        straight.train_to(step);
+        resume(folder / fmt::format("run/{}", checkpoint_name(step)), resumed, &*resumed.optimizer);
+        EXPECT_EQ(differences(resumed.everything(), straight.everything()), "")
+            << name_of(algorithm) << " " << step;
+      });
+  }
 }
 
 TEST(RestFormsCheckpoint, ResumesElsewhereWithTheSameBits) {

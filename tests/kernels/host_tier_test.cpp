@@ -85,37 +85,34 @@ TEST(FileMemory, CopiesOfADeviceDoNotMapIt) {
 TEST(PendingReads, WritersWaitForTheRangesThatTheyOverwrite) {
   PendingReads reads;
   std::vector<char> memory(1000);
-  reads.add(memory.data(), 100);
-  reads.add(memory.data() + 500, 100);
-  reads.wait(memory.data() + 100, 400);  // between them
-  reads.wait(memory.data() + 600, 400);
-  std::atomic<bool> wrote{false};
+  EXPECT_EQ(reads.newest(), 0);
+  const uint64_t first = reads.add(memory.data(), 100), second = reads.add(memory.data() + 500, 100);
+  EXPECT_EQ(reads.newest(), second);
+  reads.wait(second, memory.data() + 100, 400);  // between them
+  reads.wait(second, memory.data() + 600, 400);
+  reads.wait(first, memory.data() + 500, 100);  // the writer was queued before the second
+  std::atomic<bool> writes{false};
   std::thread writer([&] {
-    reads.wait(memory.data() + 50, 20);
-    wrote = true;
+    reads.wait(second, memory.data() + 550, 20);
+    writes = true;
   });
-  reads.done(memory.data() + 70, 30);
+  reads.done(first);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_FALSE(wrote);
-  reads.done(memory.data(), 70);
+  EXPECT_FALSE(writes);
+  reads.done(second);
   writer.join();
-  EXPECT_TRUE(reads.any());
-  std::thread all([&] { reads.wait_all(); });
-  reads.done(memory.data() + 500, 100);
-  all.join();
-  EXPECT_FALSE(reads.any());
+  EXPECT_EQ(reads.newest(), 0);
 }
 
-TEST(PendingReads, RangesOfSeveralReadersAreCounted) {
+TEST(PendingReads, RangesOfSeveralReadersAreEachWaitedFor) {
   PendingReads reads;
   std::vector<char> memory(100);
-  reads.add(memory.data(), 60);
-  reads.add(memory.data() + 40, 60);
-  reads.done(memory.data(), 60);
-  reads.wait(memory.data(), 40);
-  EXPECT_TRUE(reads.any());
-  reads.done(memory.data() + 40, 60);
-  EXPECT_FALSE(reads.any());
+  const uint64_t first = reads.add(memory.data(), 60), second = reads.add(memory.data() + 40, 60);
+  reads.done(second);
+  reads.wait(second, memory.data() + 60, 40);
+  std::thread all([&] { reads.wait(second); });
+  reads.done(first);
+  all.join();
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ struct Gpu {
   double memory_gb, memory_tb_per_s;
   double peak_16, peak_32, products_16, products_32;  // TFLOP/s: dense peaks; measured in large products
   double host_gb_per_s, network_gb_per_s;             // bus bandwidth of a rank, one way
-  double pcie_gb_per_s;                               // to pinned memory, one way
+  double offload_gb_per_s;                            // of the link to its host's pinned memory, one way
   int ranks_per_host;
   const char* other_forms = "";  // words in the driver's names of slower forms
 };
@@ -55,7 +55,7 @@ HardwareProfile profile_of(const Gpu& g) {
           .peak_flops = g.peak_16 * 1e12,
           .peak_flops_32 = g.peak_32 * 1e12,
           .memory_bytes_per_s = .9e12 * g.memory_tb_per_s,
-          .offload_bytes_per_s = 1e9 * g.pcie_gb_per_s,
+          .offload_bytes_per_s = 1e9 * g.offload_gb_per_s,
           .operation_s = 3e-6,
           .products_16 = product_rates(g.products_16),
           .products_32 = product_rates(g.products_32),

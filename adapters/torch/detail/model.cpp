@@ -69,13 +69,12 @@ void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& ten
 }
 
 void require_f32_masters(const Parameter& parameter, const char* function) {
-  const Master master = parameter.group().plan().master;
-  if (master == Master::f32) return;
-  throw InvalidArgument(
-      fmt::format("sherd::torch::{}: shards of parameter '{}' are not fp32 tensors (master {}); use master "
-                  "f32, or update "
-                  "with sherd::Optimizer",
-                  function, parameter.name(), name_of(master)));
+  const GroupPlan& plan = parameter.group().plan();
+  if (plan.master == Master::f32 && plan.master_place == Place::device) return;
+  throw InvalidArgument(fmt::format(
+      "sherd::torch::{}: shards of parameter '{}' are not fp32 tensors of the device (master {}, on the "
+      "{}); use master f32 on the device, or update with sherd::Optimizer",
+      function, parameter.name(), name_of(plan.master), name_of(plan.master_place)));
 }
 
 std::shared_ptr<const UnitUse> unit_of_parameter(const at::Tensor& parameter) {

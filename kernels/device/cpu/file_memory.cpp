@@ -37,7 +37,10 @@ void* FileMemory::allocate(int64_t bytes) {
   std::lock_guard lock(mutex_);
   if (file_ < 0) open();
   const int64_t page = ::sysconf(_SC_PAGESIZE), size = (bytes + page - 1) / page * page;
-  if (const int error = ::posix_fallocate(file_, end_, size); error != 0)
+  int error = 0;
+  do error = ::posix_fallocate(file_, end_, size);
+  while (error == EINTR);
+  if (error != 0)
     fail(fmt::format("cannot reserve {} bytes behind {}; make room, give another folder, or raise the limit "
                      "of file sizes "
                      "(ulimit -f)",
@@ -99,7 +102,7 @@ void FileMemory::write(void* to, const void* from, int64_t bytes) const {
   for (int64_t offset = offset_of(to); bytes > 0;) {
     const ssize_t n = ::pwrite(file_, at, static_cast<size_t>(bytes), offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail(fmt::format("cannot write {} bytes at {}", bytes, offset), errno);
+    if (n <= 0) fail(fmt::format("cannot write {} bytes at {}", bytes, offset), n < 0 ? errno : ENOSPC);
     at += n;
     offset += n;
     bytes -= n;
