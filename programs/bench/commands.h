@@ -29,6 +29,9 @@ Command soap_command(CLI::App& app);
 /// Many steps of varying shapes: what a long run must not let grow.
 Command soak_command(CLI::App& app);
 
+/// State in a file passed through windows, beside plain copies of the file.
+Command windows_command(CLI::App& app);
+
 /// A run of many steps and saves: its memory must stay flat.
 Command training_soak_command(CLI::App& app);
 

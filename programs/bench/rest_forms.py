@@ -2,6 +2,7 @@
 """Weights and optimizer state in 16 bits (--master, --state-dtype) beside fp32: time, bytes and quality.
 
   rest_forms.py speed    optimizer phase and step of each form, side by side: each round runs all forms, medians over rounds
+  rest_forms.py offload  step and optimizer phase with state and masters in a file, beside a run without, 8 microbatches a step
   rest_forms.py quality  held-out loss after --steps steps of each form and seed; a run that is in --folder is not repeated
 
 Both train on the sources of Python's standard library: the byte GPT on bytes, a llama of 42.5 million parameters on words, numbered by
@@ -77,6 +78,24 @@ def speed(args, folder):
                       flush=True)
 
 
+def offload(args, folder):
+    data = prepare(folder)
+    ways = {"resident": [], "in a file": ["--offload", "state,master", "--offload-folder", folder]}
+    for model in args.models:
+        for optimizer in args.optimizers:
+            found = collections.defaultdict(list)
+            for _ in range(args.rounds):
+                for way, flags in ways.items():
+                    extra = ["--grad-accum", 8, "--batch", 8 * (MODELS[model][0][-1]), *flags]
+                    steps = train(args, data, model, optimizer, FORMS[0], 0, 5, folder / "metrics", extra)[2:]
+                    found[way].append([statistics.median(s[k] for s in steps) for k in ("step_ms", "optim_ms", "peak_bytes")])
+            ratio = statistics.median(b[0] / a[0] for a, b in zip(*found.values()))
+            for way, rounds in found.items():
+                step, optim, peak = (statistics.median(r[i] for r in rounds) for i in range(3))
+                print(f"{model}, {optimizer}, {way}: step {step:,.0f} ms, optimizer {optim:,.0f} ms, peak {peak / 2**20:,.0f} MiB")
+            print(f"step beside resident: {ratio:.3f}", flush=True)
+
+
 def quality(args, folder):
     data = prepare(folder)
     for model in args.models:
@@ -103,7 +122,7 @@ def quality(args, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "quality"))
+    parser.add_argument("what", choices=("speed", "offload", "quality"))
     parser.add_argument("--build", type=Path, default=Path("build/release"))
     parser.add_argument("--folder", type=Path, help="keep data and results here")
     parser.add_argument("--ranks", type=int, default=1)
@@ -117,7 +136,7 @@ def main():
     parser.add_argument("--batch", type=int, help="quality: another batch")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        {"speed": speed, "quality": quality}[args.what](args, args.folder or Path(temporary))
+        {"speed": speed, "offload": offload, "quality": quality}[args.what](args, args.folder or Path(temporary))
 
 
 main()
