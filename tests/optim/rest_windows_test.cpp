@@ -105,7 +105,7 @@ TEST(RestWindows, FolderThatIsMissingOrFullIsNamed) {
   const auto failure = [](const std::filesystem::path& folder) {
     return message_of<IoError>([&] {
       sherd::launch(1, in_file(folder),
-             [](RankContext& r) { Placed model(r, Algorithm::adamw, Place::host, Place::device); });
+                    [](RankContext& r) { Placed model(r, Algorithm::adamw, Place::host, Place::device); });
     });
   };
   EXPECT_THAT(failure("/nowhere/at/all"),

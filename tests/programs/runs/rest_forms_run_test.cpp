@@ -100,9 +100,11 @@ TEST(RestFormsRun, ArrangementsAndResumesHaveTheSameBits) {
     const Flags first = draw_arrangement(dice, run), second = draw_arrangement(dice, run),
                 third = draw_arrangement(dice, run), fourth = draw_arrangement(dice, run);
     const fs::path want = saved("first", run.flags + first);
-    EXPECT_TRUE(same_checkpoint(saved("second", run.flags + second), want)) << show(run.flags + first) << show(second);
+    EXPECT_TRUE(same_checkpoint(saved("second", run.flags + second), want))
+        << show(run.flags + first) << show(second);
     const fs::path stopped = saved("stopped", run.flags + third + Flags{"--stop-at", "2"});
-    EXPECT_TRUE(same_checkpoint(saved("resumed", fourth + Flags{"--steps", "5", "--resume", stopped.string()}), want))
+    EXPECT_TRUE(
+        same_checkpoint(saved("resumed", fourth + Flags{"--steps", "5", "--resume", stopped.string()}), want))
         << show(run.flags + first) << "resumed:" << show(third) << show(fourth);
   }
 }
