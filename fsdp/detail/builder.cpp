@@ -34,10 +34,11 @@ std::vector<std::string> in_words(const std::vector<UnitClaim>& claims, const st
     for (const Parameter& p : claim.params) {
       const Master master = p.master().value_or(options.master);
       lines.push_back(fmt::format(
-          "parameter '{}' of unit '{}' ({} {}{}, on the {}{})", p.name(), claim.name,
-          to_string(p.global_shape()), name_of(p.compute_dtype().value_or(options.compute_dtype)),
+          "parameter '{}' of unit '{}' ({} {}{}{}{})", p.name(), claim.name, to_string(p.global_shape()),
+          name_of(p.compute_dtype().value_or(options.compute_dtype)),
           master == Master::f32 ? "" : fmt::format(", master {}", name_of(master)),
-          name_of(p.master_place().value_or(options.master_place)), p.trainable() ? "" : ", frozen"));
+          p.master_place().value_or(options.master_place) == Place::host ? ", masters on the host" : "",
+          p.trainable() ? "" : ", frozen"));
     }
   }
   for (const Buffer& b : buffers)

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/state_dict.h>

@@ -108,8 +108,8 @@ class Player {
 }  // namespace
 
 double seconds_of(const Work& work, const HardwareProfile& hardware) {
-  double seconds = static_cast<double>(work.bytes) / hardware.memory_bytes_per_s +
-                   static_cast<double>(work.host_bytes) / hardware.offload_bytes_per_s;
+  double seconds = static_cast<double>(work.bytes) / hardware.memory_bytes_per_s;
+  if (work.host_bytes > 0) seconds += static_cast<double>(work.host_bytes) / hardware.offload_bytes_per_s;
   if (work.flops > 0)
     seconds = std::max(seconds, work.flops / rate_at(hardware.products(work.dtype), work.flops) /
                                     hardware.compute_efficiency);
