@@ -24,7 +24,7 @@ struct OptimizerOptions {
   /// Place of all of the optimizer's state but counters. host: updates pass it through two windows of window_bytes each of device
   /// memory (rest_windows.h), as master weights on the host (FullyShardOptions::master_place). Routing rules may override it.
   Place state_place = Place::device;
-  int64_t window_bytes = int64_t{64} << 20;
+  int64_t window_bytes = 0;
   /// Skip a step with non-finite gradients on all ranks: see Optimizer::step().
   bool skip_non_finite = true;
   /// The program's own optimizers, for the parameters that its routing rules assign to them. In the same

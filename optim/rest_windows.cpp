@@ -18,6 +18,9 @@ constexpr int64_t kLeast = 64;
 /// Room for an element of each of several tensors beside those that are announced.
 constexpr int64_t kSlack = 8 * kAlign;
 
+/// Bounds of windows whose size is not given, and of their number in a step.
+constexpr int64_t kSmallest = int64_t{1} << 20, kLargest = int64_t{64} << 20, kMostWindows = 1'000'000;
+
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 bool on_host(const Tensor& t) { return t.defined() && t.place() == Place::host; }
@@ -32,7 +35,7 @@ int64_t bytes_on_host(const std::vector<Tensor>& tensors) {
 }  // namespace
 
 RestWindows::RestWindows(Device& device, int64_t bytes) : device_(device), asked_(bytes / kAlign * kAlign) {
-  if (bytes < 1024)
+  if (bytes < 1024 && bytes != 0)
     throw InvalidArgument(fmt::format("{}: windows of {} bytes for state on the host; give at least 1024",
                                       device.label(), bytes));
 }
@@ -49,7 +52,13 @@ void RestWindows::announce_together(const std::vector<Tensor>& tensors) {
 
 void RestWindows::allocate() {
   if (total_ == 0) return;
-  bytes_ = std::max(largest_, std::min(asked_, total_ + kSlack));
+  const int64_t asked = asked_ > 0 ? asked_ : std::clamp(total_ / 8 / kAlign * kAlign, kSmallest, kLargest);
+  bytes_ = std::max(largest_, std::min(asked, total_ + kSlack));
+  if (total_ / bytes_ > kMostWindows)
+    throw InvalidArgument(fmt::format(
+        "{}: {} bytes on the host would pass through windows of {} bytes, more than {} in a step; "
+        "give larger ones",
+        device_.label(), total_, bytes_, kMostWindows));
   for (Window& w : windows_)
     w.memory = Tensor::empty(device_, {bytes_}, DType::u8, MemoryClass::optimizer, "offload window");
   in_ = device_.make_stream("offload in", StreamPriority::high);

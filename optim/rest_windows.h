@@ -21,8 +21,9 @@ namespace sherd {
 /// step's segments through a RestPass.
 class RestWindows {
  public:
-  /// @param bytes of a window: less where less rests on the host, more where one piece needs it.
-  /// @throws InvalidArgument for fewer than 1024.
+  /// @param bytes of a window: less where less rests on the host, more where one piece needs it. 0: an eighth of what rests there,
+  /// from 1 to 64 MiB
+  /// @throws InvalidArgument for fewer than 1024, else.
   RestWindows(Device& device, int64_t bytes);
   ~RestWindows();
 
@@ -30,7 +31,8 @@ class RestWindows {
   void announce(const Tensor& t);
   /// Announces that such tensors pass together, each whole.
   void announce_together(const std::vector<Tensor>& tensors);
-  /// Allocates the windows, if anything was announced. Once, after all rules were made.
+  /// Allocates the windows, if anything was announced. Once, after all rules were made. @throws InvalidArgument for windows so small
+  /// that a step would take more than a million.
   void allocate();
   /// Begins the passes of a step. What rests on the host is fetched once the device has reached `ready`, also while the
   /// compute stream is not there yet.

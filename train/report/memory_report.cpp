@@ -23,7 +23,7 @@ std::string table_line(std::string_view title, std::string_view parameters, std:
                        std::string_view optimizer, std::string_view sum, std::string_view other = "",
                        std::string_view host = "") {
   return fmt::format("  {:<17}{:>12}{:>12}{:>12}{:>12}{:>{}}{:>{}}\n", title, parameters, gradients,
-                     optimizer, sum, other, other.empty() ? 0 : 12, host, host.empty() ? 0 : 12);
+                     optimizer, sum, other, other.empty() ? 0 : 12, host, host.empty() ? 0 : 13);
 }
 
 int64_t sum_of(const RankMemory& m) { return m.parameters + m.gradients + m.optimizer; }

@@ -51,8 +51,8 @@ void check_launch(const TrainConfig& config, const sherd::EnvironmentLookup& get
   std::vector<std::string> found =
       sherd::launch_contradictions(static_cast<int>(config.ranks), launch_options(config), get);
   if (offloads(config) && config.device == sherd::DeviceKind::cpu && config.offload_folder.empty())
-    found.push_back(fmt::format("--offload {}: on a CPU what is offloaded is a file; give --offload-folder",
-                                config.offload));
+    found.push_back(fmt::format("{}: on a CPU what is offloaded is a file; give --offload-folder",
+                                config.offload == "none" ? "--route" : "--offload " + config.offload));
   if (!found.empty()) throw sherd::InvalidArgument(with_flags(fmt::format("{}", fmt::join(found, "; "))));
 }
 

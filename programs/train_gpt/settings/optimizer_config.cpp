@@ -203,6 +203,8 @@ void check_optimizers(const Settings& c, const RuleCheck& rules) {
           fmt::format("{} rules are more than {}; join names by '|'", routes.size(), kMostRules));
     for (const sherd::RoutingRule& rule : routes) (void)sherd::NamePattern(rule.pattern);
   });
+  if (c.offload_window > 0 && c.offload_window < 1024)
+    rules.add("offload_window", fmt::format("--offload-window {}: give at least 1K", c.offload_window));
   rules.collect("offload", [&] {
     const bool masters = offload_named(c.offload).master == sherd::Place::host;
     if (masters && c.precision == sherd::DType::f32)
@@ -232,7 +234,7 @@ sherd::OptimizerOptions optimizer_options(const Settings& c) {
   o.skip_non_finite = c.skip_non_finite;
   o.state_dtype = c.state_dtype;
   o.state_place = offload_named(c.offload).state;
-  if (c.offload_window > 0) o.window_bytes = c.offload_window;
+  o.window_bytes = c.offload_window;
   o.muon = muon_options(c);
   if (uses(c, OptimizerWord::normuon))
     o.further.push_back(sherd::NorMuon::factory({.muon = o.muon, .beta2 = c.adam_beta2}));
