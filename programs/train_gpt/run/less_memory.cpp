@@ -48,8 +48,9 @@ std::string savings_in_words(const TrainConfig& config, const sherd::RankContext
         words.push_back(fmt::format("{} {:.1f} MiB", flag.text, mib(saved)));
     }
     if (words.empty()) return "";
-    return fmt::format("\nThe run is planned to take {:.1f} MiB. By itself would save: {}", mib(now),
-                       fmt::join(words, ", "));
+    const bool needs_folder = config.device == sherd::DeviceKind::cpu && config.offload_folder.empty();
+    return fmt::format("\nThe run is planned to take {:.1f} MiB. By itself would save: {}{}", mib(now),
+                       fmt::join(words, ", "), needs_folder ? " (--offload with --offload-folder)" : "");
   } catch (const sherd::Error&) {
     return "";
   }
