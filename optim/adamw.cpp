@@ -116,26 +116,26 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
       const std::tuple kind{copy.defined() ? copy.dtype() : DType::f32,
                             factor.defined() && !p.group().replicated(), forms};
       const float* const gradient = p.grad_shard().data<float>();
-      const int64_t size = s.exp_avg.numel();
-      for (int64_t begin = 0, count = 0; begin < size; begin += count) {
-        count = pass.fit({weights, low, s.exp_avg, s.exp_avg_sq}, size - begin);
-        const auto piece = [&](const Tensor& t) {
-          return RestPiece(pass.open(t, begin, count, true), begin);
-        };
-        const RestPiece w = piece(weights), halves = piece(low), first = piece(s.exp_avg),
-                        second = piece(s.exp_avg_sq);
-        for (const NoiseRun& run : rest_runs(p, forms, begin, count, steps_.flat(s.counter, s.counter + 1)))
-          passes[kind].push_back({.w = w.at(run.begin),
-                                  .m = first.at(run.begin),
-                                  .v = second.at(run.begin),
-                                  .g = gradient + run.begin,
-                                  .copy = RestPiece(copy).at(run.begin),
-                                  .count = run.count,
-                                  .weight_decay = s.item.weight_decay,
-                                  .bias = s.counter - own.begin,
-                                  .low = static_cast<uint16_t*>(halves.at(run.begin)),
-                                  .noise = run.noise});
-      }
+      pass.parts({weights, low, s.exp_avg, s.exp_avg_sq}, 0, s.exp_avg.numel(),
+                 [&](int64_t begin, int64_t count) {
+                   const auto piece = [&](const Tensor& t) {
+                     return RestPiece(pass.open(t, begin, count, true), begin);
+                   };
+                   const RestPiece w = piece(weights), halves = piece(low), first = piece(s.exp_avg),
+                                   second = piece(s.exp_avg_sq);
+                   for (const NoiseRun& run :
+                        rest_runs(p, forms, begin, count, steps_.flat(s.counter, s.counter + 1)))
+                     passes[kind].push_back({.w = w.at(run.begin),
+                                             .m = first.at(run.begin),
+                                             .v = second.at(run.begin),
+                                             .g = gradient + run.begin,
+                                             .copy = RestPiece(copy).at(run.begin),
+                                             .count = run.count,
+                                             .weight_decay = s.item.weight_decay,
+                                             .bias = s.counter - own.begin,
+                                             .low = static_cast<uint16_t*>(halves.at(run.begin)),
+                                             .noise = run.noise});
+                 });
     }
     pass.finish();
   }

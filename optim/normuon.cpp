@@ -133,15 +133,14 @@ void NorMuon::refine(Stream& compute, const MatrixResults& results, const Tensor
   for (size_t i = 0; i < segments.size(); ++i) {
     const MatrixPiece& p = results.pieces[i];
     const Tensor& rest = moments_[p.item].local;
-    for (int64_t at = 0, count = 0; at < p.count; at += count) {
-      count = pass.fit({rest}, p.count - at);
+    pass.parts({rest}, 0, p.count, [&](int64_t at, int64_t count) {
       RowSegment s = segments[i];
       s.x += at;
       s.moment = pass.open(rest, p.local + at, count, true).raw();
       s.count = count;
       s.first += at;
       some.push_back(s);
-    }
+    });
   }
   pass.finish();
 }

@@ -87,7 +87,12 @@ class RestPass {
   /// Returns how many of `wanted` consecutive elements of these tensors, or undefined ones, can be opened now: at least 1,
   /// all of them where the tensors are on the device. May run `issue`.
   int64_t fit(std::initializer_list<Tensor> tensors, int64_t wanted);
-  /// The same for tensors that are opened whole: makes room for all of them.
+  /// Calls f(begin, count) for consecutive parts of [begin, begin + count) that can be opened, one after the other.
+  template <class F>
+  void parts(std::initializer_list<Tensor> tensors, int64_t begin, int64_t count, F f) {
+    for (int64_t end = begin + count, n = 0; begin < end; begin += n) f(begin, n = fit(tensors, end - begin));
+  }
+  /// Same as fit() for tensors that are opened whole: makes room for all of them.
   void make_room(const std::vector<Tensor>& tensors);
   /// Returns elements [begin, begin + count) in device memory; undefined for an undefined tensor. @param stored: the pass changes them
   Tensor open(const Tensor& t, int64_t begin, int64_t count, bool stored);

@@ -112,8 +112,7 @@ void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChun
     const std::tuple kind{l2, p.frozen(), forms};
     const Tensor state = takes_gradient ? p.grad_shard() : slot.momentum;
     const Tensor weights = l2 != 0 ? p.shard() : Tensor(), low = l2 != 0 ? p.shard_low() : Tensor();
-    for (int64_t begin = seg.local, count = 0; begin < seg.local + seg.count; begin += count) {
-      count = pass.fit({state, weights, low}, seg.local + seg.count - begin);
+    pass.parts({state, weights, low}, seg.local, seg.count, [&](int64_t begin, int64_t count) {
       const RestPiece buffer(pass.open(state, begin, count, !p.frozen()), begin),
           weight(pass.open(weights, begin, count, false), begin),
           halves(pass.open(low, begin, count, false), begin);
@@ -126,7 +125,7 @@ void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChun
                                 .at = seg.at < 0 ? seg.at : seg.at + run.begin - seg.local,
                                 .low = static_cast<uint16_t*>(halves.at(run.begin)),
                                 .noise = run.noise});
-    }
+    });
   }
   pass.finish();
 }
@@ -261,8 +260,7 @@ void MomentumTeam::update(Stream& compute, const Tensor& results, const MatrixCh
     const Tensor copy = slot.writes_copy ? p.model_copy() : Tensor(), weights = p.shard(),
                  low = p.shard_low();
     const std::pair kind{copy.defined() ? copy.dtype() : DType::f32, slot.forms().master};
-    for (int64_t begin = seg.local, count = 0; begin < seg.local + seg.count; begin += count) {
-      count = pass.fit({weights, low}, seg.local + seg.count - begin);
+    pass.parts({weights, low}, seg.local, seg.count, [&](int64_t begin, int64_t count) {
       const RestPiece weight(pass.open(weights, begin, count, true), begin),
           halves(pass.open(low, begin, count, true), begin);
       for (const NoiseRun& run : rest_runs(p, {kind.second, DType::f32}, begin, count, slot.updates))
@@ -275,7 +273,7 @@ void MomentumTeam::update(Stream& compute, const Tensor& results, const MatrixCh
              .copy = RestPiece(copy).at(run.begin),
              .low = static_cast<uint16_t*>(halves.at(run.begin)),
              .noise = run.noise});
-    }
+    });
   }
   pass.finish();
   if (rule_.keeps_unused()) keep_unused(compute, results, chunk);
@@ -292,11 +290,10 @@ void MomentumTeam::keep_unused(Stream& compute, const Tensor& results, const Mat
   for (auto& seg : chunk.updates) {
     const Slot& slot = slot_of(seg.matrix);
     if (slot.param.frozen()) continue;
-    for (int64_t begin = seg.local, count = 0; begin < seg.local + seg.count; begin += count) {
-      count = pass.fit({slot.momentum}, seg.local + seg.count - begin);
+    pass.parts({slot.momentum}, seg.local, seg.count, [&](int64_t begin, int64_t count) {
       segments.push_back(
           {pass.open(slot.momentum, begin, count, true).data<float>(), count, seg.at + begin - seg.local});
-    }
+    });
   }
   pass.finish();
 }
