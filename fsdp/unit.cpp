@@ -53,7 +53,9 @@ void Unit::unshard() {
   // A prefetched unit returns here; a nested use does, too.
   if (unsharded()) return;
   Stream& stream = *context.gather;
-  if (!whole_ && context.whole.has(number_)) {
+  // An update inside of Unsharded: compute may still read the weights before it.
+  if (kept_.defined()) stream.wait(context.device.compute().record());
+  if (!whole_ && !kept_.defined() && context.whole.has(number_)) {
     sync();  // needs no slot, so it does not wait for one
     // The slot's last holder was read by operations on the compute stream. The gather stream waits for the end
     // of those operations alone, not for all of compute, so the gather overlaps the unit that computes now.
@@ -63,12 +65,12 @@ void Unit::unshard() {
   context.log.add("unshard", name_);
   sync();
   // Groups of several dtypes share the slot of bytes, one range after the other.
+  const Tensor memory = kept_.defined() ? kept_ : whole_ ? whole_.memory() : Tensor();
   int64_t at = 0;
   for (auto& g : groups_) {
     Tensor range;
     if (g->needs_slot()) {
-      range =
-          whole_.memory().flat(at, at + g->full_elements() * size_of(g->plan().dtype)).as(g->plan().dtype);
+      range = memory.flat(at, at + g->full_elements() * size_of(g->plan().dtype)).as(g->plan().dtype);
       at += g->plan().slot_bytes();
     }
     g->unshard(stream, range, context.staging);
@@ -76,7 +78,7 @@ void Unit::unshard() {
   for (Bucket* b : buckets_) b->unshard();
   // Compute waits for this event in wait(), directly before the first use. Without a slot nothing was queued
   // after sync(), whose event stays: sync_ahead() may have queued the gathers of later units since.
-  if (whole_) ready_ = stream.record();
+  if (memory.defined()) ready_ = stream.record();
   unsharded_ = true;
 }
 
@@ -88,10 +90,35 @@ void Unit::wait() {
   for (Bucket* b : buckets_) compute.wait(b->ready());
 }
 
+void Unit::keep() {
+  UnitContext& context = this->context();
+  if (kept_.defined() || !context.whole.has(number_)) return;
+  if (context.order.open(number_) > 0)
+    throw InvalidArgument(
+        fmt::format("Unsharded: unit '{}' is in use; make it outside of forwards and backwards", name_));
+  reshard();
+  int64_t bytes = 0;
+  for (const auto& g : groups_)
+    if (g->needs_slot()) bytes += g->plan().slot_bytes();
+  kept_ = Tensor::empty(context.device, {bytes}, DType::u8, MemoryClass::gathered, "unsharded parameters");
+}
+
+void Unit::release() noexcept {
+  if (!kept_.defined()) return;
+  try {
+    // The next owner of the memory writes on compute, behind a gather that no use has waited for.
+    if (context_ != nullptr && unsharded_) context_->device.compute().wait(ready_);
+  } catch (...) {  // a failed stream runs nothing more
+  }
+  for (auto& g : groups_) g->reshard();
+  unsharded_ = false;
+  kept_ = Tensor();
+}
+
 void Unit::prefetch() {
   // acquire() would reshard an idle holder, which may compute next, or add a slot. A prefetch needs neither:
   // the unit's own use gathers later.
-  if (unsharded() || context().whole.held(number_)) return;
+  if (unsharded() || (!kept_.defined() && context().whole.held(number_))) return;
   unshard();
 }
 
@@ -175,8 +202,8 @@ void Unit::post_forward() {
   const bool outermost = order.open(number_) == 1;
   const bool evaluating = order.due(number_) == 0;
   // The backward of the root, or of a recomputed forward, follows directly: its parameters stay unsharded.
-  const bool backward_next = root_ || order.innermost(number_)->recomputes;
-  const bool kept = !evaluating && (backward_next || !reshard_after_forward_);
+  const bool backward_next = !evaluating && (root_ || order.innermost(number_)->recomputes);
+  const bool kept = backward_next || !reshard_after_forward_;
   if (outermost && !kept) reshard();
   // Last: the checks above read this use as the innermost one.
   order.end_forward(number_);
@@ -400,6 +427,7 @@ void Unit::detach() {
   // The streams have ended before (~ShardRuntime). Leases end here, while the pools still exist.
   context_ = nullptr;
   unsharded_ = false;
+  kept_ = Tensor();
   whole_.end({});
   gradients_.end({});
   groups_.clear();

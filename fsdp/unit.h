@@ -135,6 +135,12 @@ class Unit {
 
   // Functions for the runtime. No client calls these.
 
+  /// Allocates memory of the unit's own for its unsharded parameters, where the strategy shards them, and keeps them in it
+  /// from their next unshard() until release(): reshard() has no effect then. @throws OutOfMemory, InvalidArgument while the
+  /// unit is in use.
+  void keep();
+  void release() noexcept;
+  bool kept() const { return kept_.defined(); }
   /// Prefetches the unit: unshard(), unless another unit holds the buffer.
   void prefetch();
   /// Drops the step: reshards the parameters, and gradients start from zero (with a set: its own gradients
@@ -180,6 +186,7 @@ class Unit {
   std::vector<Bucket*> buckets_;
 
   SlotPool::Lease whole_, gradients_;
+  Tensor kept_;  // bytes in place of whole_, between keep() and release()
   bool gradients_open_ = false;
   bool held_ = false;  // they are open for further microbatches
   bool unsharded_ = false;

@@ -2,7 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <vector>
+
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/nn/collectives.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/elementwise.h>
 #include <sherd/nn/kernels/strided/strided.h>
 #include <sherd/nn/reductions.h>
 #include <sherd/nn/shapes.h>
@@ -28,6 +34,30 @@ void follow(Stream& s, const Tensor& running, const Tensor& batch, double factor
   ops::map(s, MapFunction::multiply, ops::dense(running), {running, 1 - momentum});
   ops::map(s, MapFunction::multiply, ops::dense(part), {b, factor * momentum});
   ops::map(s, MapFunction::add, ops::dense(running), {running, part});
+}
+
+struct Statistics {
+  Var mean, variance;  // biased; of size 1 in `dims`
+  double count;        // elements of a channel
+};
+
+/// Those of x over `dims` and the ranks. The host waits for the number of elements of all ranks.
+Statistics statistics(const Var& x, const std::vector<int64_t>& dims,
+                      const std::shared_ptr<Communicator>& ranks) {
+  int64_t n = x.numel() / std::max<int64_t>(x.size(1), 1);
+  if (ranks == nullptr || ranks->size() == 1)
+    return {mean(x, dims, true), variance(x, dims, true), static_cast<double>(n)};
+  Stream& s = x.stream();
+  const Tensor count = Tensor::empty(x.device(), {1}, DType::i64, detail::kActivations);
+  ops::copy_from_host(s, count, &n, sizeof n);
+  ranks->all_reduce(s, count);
+  ops::copy_to_host(s, &n, count);
+  const double each = 1 / static_cast<double>(n);
+  // Sums of 16-bit values are added up, and sent, in f32.
+  const Var wide = x.dtype() == DType::bf16 ? cast(x, DType::f32) : x;
+  const Var m = all_reduce(ranks, sum(wide, dims, true)) * each;
+  const Var v = all_reduce(ranks, sum(power(wide - m, 2), dims, true)) * each;
+  return {cast(m, x.dtype()), cast(v, x.dtype()), static_cast<double>(n)};
 }
 
 void check_running(const Var& x, const BatchNormOptions& o) {
@@ -57,9 +87,8 @@ Var batch_norm(const Var& x, const Var& w, const Var& bias, const BatchNormOptio
   }
   std::vector<int64_t> dims{0};
   for (int64_t d = 2; d < x.value().dim(); ++d) dims.push_back(d);
-  const Var m = mean(x, dims, true), v = variance(x, dims, true);
+  const auto [m, v, n] = statistics(x, dims, o.ranks);
   if (o.running_mean.defined() && x.tape() != nullptr && x.tape()->training() && !x.tape()->recomputing()) {
-    const double n = static_cast<double>(x.numel()) / static_cast<double>(x.size(1));
     follow(x.stream(), o.running_mean, m.value(), 1, o.momentum);
     follow(x.stream(), o.running_variance, v.value(), n > 1 ? n / (n - 1) : 1, o.momentum);
   }

@@ -9,9 +9,12 @@
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/kernels/reduce/reduce.h>
+#include <sherd/nn/algebra.h>
 #include <sherd/nn/detail/logits.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/elementwise.h>
 #include <sherd/nn/kernels/loss/loss.h>
+#include <sherd/nn/shapes.h>
 
 namespace sherd::nn {
 namespace {
@@ -84,6 +87,29 @@ CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, float scale
         return {dlogits};
       });
   return {result, losses};
+}
+
+Var token_losses(const Var& logits, const Tensor& targets) {
+  const Tensor in = logits.value(), wanted = targets.flat();
+  const Tensor losses = like_wide(in, {in.size(0)});
+  return function(
+      {logits},
+      [&](Stream& s) {
+        ops::cross_entropy_forward(s, losses, in, wanted);
+        return losses;
+      },
+      [in, wanted](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Gradient& g = call.output();
+        const Tensor dlogits = like(in);
+        ops::cross_entropy_backward(s, dlogits, in, wanted, g.constant().value_or(1),
+                                    g.constant() ? Tensor() : g.tensor());
+        return {dlogits};
+      });
+}
+
+CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, const Tensor& weights) {
+  const Var losses = token_losses(logits, targets);
+  return {sum(losses * reshape(weights, losses.shape())), losses.value()};
 }
 
 CrossEntropy linear_cross_entropy(const Var& x, const Parameter& w, const Tensor& targets, float scale,

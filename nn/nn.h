@@ -5,6 +5,7 @@
 #include <sherd/nn/algebra.h>
 #include <sherd/nn/attention.h>
 #include <sherd/nn/batch_norm.h>
+#include <sherd/nn/collectives.h>
 #include <sherd/nn/composites.h>
 #include <sherd/nn/convolution.h>
 #include <sherd/nn/dot_product_attention.h>
@@ -21,10 +22,12 @@
 #include <sherd/nn/loss.h>
 #include <sherd/nn/matmul.h>
 #include <sherd/nn/models/causal_model.h>
+#include <sherd/nn/models/generate.h>
 #include <sherd/nn/models/presets.h>
 #include <sherd/nn/models/stored_names.h>
 #include <sherd/nn/module.h>
 #include <sherd/nn/norm.h>
+#include <sherd/nn/objectives.h>
 #include <sherd/nn/qk_norm.h>
 #include <sherd/nn/recompute.h>
 #include <sherd/nn/reductions.h>

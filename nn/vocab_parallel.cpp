@@ -62,6 +62,14 @@ struct VocabHead {
 
 int64_t VocabularyCut::tokens() const { return std::min(vocab - begin(), rows()); }
 
+Tensor VocabularyCut::whole(Stream& s, const Tensor& own) const {
+  const Tensor all = tp.gather_columns(s, own);
+  if (all.size(1) == vocab) return all;
+  const Tensor trimmed = like(all, {all.size(0), vocab});
+  if (all.numel() > 0) ops::strided_copy(s, trimmed, vocab, all, all.size(1), all.size(0), vocab);
+  return trimmed;
+}
+
 Parameter VocabularyCut::cut(Parameter p) const {
   if (tp.size() > 1)
     p.set_tensor_shard(
@@ -143,12 +151,7 @@ CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const
 
 Tensor vocab_parallel_logits(const VocabularyCut& cut, const Var& x, const Parameter& w) {
   const Var logits = linear(x, w);
-  Stream& s = logits.stream();
-  const Tensor all = cut.tp.gather_columns(s, logits.value());
-  if (all.size(1) == cut.vocab) return all;
-  const Tensor trimmed = like(all, {all.size(0), cut.vocab});
-  if (all.numel() > 0) ops::strided_copy(s, trimmed, cut.vocab, all, all.size(1), all.size(0), cut.vocab);
-  return trimmed;
+  return cut.whole(logits.stream(), logits.value());
 }
 
 }  // namespace sherd::nn

@@ -21,6 +21,8 @@ struct VocabularyCut {
   /// tokens.
   int64_t begin() const { return tp.rank() * rows() < vocab ? tp.rank() * rows() : vocab; }
   int64_t tokens() const;
+  /// Returns the columns of all ranks, [n, vocab], from each rank's [n, rows()].
+  Tensor whole(Stream& s, const Tensor& own) const;
   /// Declares p [rows(), d] to be this rank's piece of [vocab, d].
   Parameter cut(Parameter p) const;
 };

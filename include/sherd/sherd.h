@@ -12,6 +12,7 @@
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/module_list.h>
 #include <sherd/fsdp/read_loss.h>
+#include <sherd/fsdp/unsharded.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/device/dlpack.h>
 #include <sherd/kernels/ops.h>

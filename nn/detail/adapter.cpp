@@ -29,7 +29,7 @@ Tensor pair_backward(Stream& s, const Adapter& p, const Tensor& dy, const Tensor
 }  // namespace
 
 Var add_adapters(Var y, const Var& x, const std::vector<Adapter>& adapters) {
-  if (adapters.empty()) return y;
+  if (adapters.empty() || (adapters[0].used && !*adapters[0].used)) return y;
   const bool in_place = y.value().sole_owner();
   const Tensor before = y.value(), in = x.value();
   const Shape shape = before.shape();

@@ -17,6 +17,7 @@ struct Adapter {
   /// Ranks over which the gradient of a, and that of b, is summed: that of the one that is whole on all of them, while the
   /// weight and the other are cut. Null: none.
   std::shared_ptr<Communicator> sum_a = nullptr, sum_b = nullptr;
+  std::shared_ptr<const bool> used = nullptr;  // of all of the model; null: always
 };
 
 /// Returns y with the adapters' products added: x [n, in] is what y [n, columns] is a product of. Saves x and n * rank

@@ -230,6 +230,21 @@ ModelConfig read_model_config(const std::filesystem::path& folder, FileSystem& f
   return parse_model_config(read_model_text(folder, files), (folder / "config.json").string());
 }
 
+std::vector<int32_t> end_of_text(const std::filesystem::path& folder, FileSystem& files) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    if (files.kind(folder / name) == FileSystem::Kind::none) continue;
+    require_inside(folder, name);
+    JsonObject c =
+        JsonObject::parse(read_whole(files, folder / name, kMaxFileBytes), (folder / name).string());
+    const bool list = c.raw("eos_token_id").is_array();
+    const std::vector<int64_t> tokens = list ? c.integers("eos_token_id", 0, INT32_MAX)
+                                             : std::vector{c.integer("eos_token_id", -1, 0, INT32_MAX)};
+    c.require_none();
+    if (!tokens.empty() && tokens[0] >= 0) return {tokens.begin(), tokens.end()};
+  }
+  return {};
+}
+
 void require_sequence(const ModelConfig& config, int64_t seq) {
   const ModelDescription& d = config.description;
   if (seq <= d.positions) return;

@@ -39,6 +39,11 @@ std::string read_model_text(const std::filesystem::path& folder, FileSystem& fil
 /// The same of the file's text.
 ModelConfig parse_model_config(std::string_view text, const std::string& source);
 
+/// Returns the tokens that end a text [eos_token_id] by `folder`/generation_config.json, without which by config.json; empty
+/// where neither names one. @throws InvalidArgument naming the file for another value; IoError.
+std::vector<int32_t> end_of_text(const std::filesystem::path& folder,
+                                 FileSystem& files = FileSystem::posix());
+
 /// @throws InvalidArgument, naming key and value, for sequences of more tokens than the model has positions. With rotary
 /// scaling "dynamic" transformers computes longer ones with other frequencies for every length; these are refused, too.
 void require_sequence(const ModelConfig& config, int64_t seq);

@@ -13,6 +13,7 @@
 #include <sherd/nn/models/description.h>
 #include <sherd/nn/models/lora.h>
 #include <sherd/nn/module.h>
+#include <sherd/nn/objectives.h>
 #include <sherd/nn/tensor_parallel.h>
 
 namespace sherd::nn {
@@ -38,6 +39,17 @@ struct NextTokens {
   Tensor loss_sum{};  ///< f64 [1], to which the sum of the head's losses is added, or undefined
 };
 
+/// Selects the forward of a causal model that returns its rows before the head.
+struct HiddenRows {
+  Documents documents{};
+  float balance = 0;  ///< as ObjectiveScale::balance
+};
+
+/// Selects the forward of a causal model that computes its head alone.
+struct HeadOf {
+  Tensor hidden;
+};
+
 /// Interface of a language model for training programs; derived classes are the families'. Parameters have
 /// the names of the family's files on Hugging Face ("model.layers.0.self_attn.q_proj.weight"), but for what
 /// stored_names() lists: stacks of experts, which are one parameter each, parts of matrices that files keep
@@ -55,17 +67,31 @@ class CausalModel : public Module<CausalModel> {
   ///   InvalidArgument where it is defined and the model has no such head.
   virtual CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
                                const Documents& documents = {}, const NextTokens& next = {}) = 0;
+  /// `of` of the logits, computed in chunks of CausalModelOptions::logits_chunk rows (of_logits()): an objective of the
+  /// caller's own, such as log_probs() of the targets. The logits are in the dtype that the model computes in, whole on every
+  /// rank. `of` may call other models' forwards that have no backward. @throws as of_logits().
+  virtual Var forward(const Var& tokens, const OfLogits& of, const HiddenRows& options);
+  /// The rows behind the last norm, [batch * seq, dim] on every rank, for heads of the caller's own. A loss of them is
+  /// computed alike on all ranks of a tensor-parallel group.
+  virtual Var forward(const Var& tokens, const HiddenRows& options);
+  /// The logits [n, vocab] of rows that the forward above returned, on every rank, for no backward.
+  virtual Tensor forward(const HeadOf& hidden);
+  Var forward(const Var& tokens, const OfLogits& of) { return forward(tokens, of, {}); }
   /// The logits [batch * seq, vocab] on every rank, in the dtype that the model computes in, for no backward.
   virtual Tensor forward(const Tensor& tokens) = 0;
 
-  /// Generation: the logits [1, vocab], in the same dtype, behind the last of tokens i32 [1, rows], which follow the
-  /// positions that the cache has, and are kept there. After an exception the cache has the positions that it had. For
-  /// no backward. @throws NotSupported by models without caches; InvalidArgument for a cache of another model, and for rows
-  /// with which ModelDescription::changes_angles(): clear the cache and give all tokens.
-  virtual Tensor forward(const Tensor& tokens, KvCache* cache);
+  /// Generation: the logits [n, vocab], in the same dtype, behind the last of tokens i32 [n, rows], of which row i follows
+  /// the positions that caches[i] has, and is kept there. Caches may have different lengths; each sequence's logits are those
+  /// of a forward of it alone, to rounding. After an exception the caches have the positions that they had. For
+  /// no backward; generate() calls it. @throws NotSupported by models without caches; InvalidArgument for a cache of another
+  /// model, and for rows with which ModelDescription::changes_angles(): clear the cache and give all tokens.
+  virtual Tensor forward(const Tensor& tokens, const std::vector<KvCache*>& caches);
+  Tensor forward(const Tensor& tokens, KvCache* cache) { return forward(tokens, std::vector{cache}); }
   /// An empty cache for so many positions of this model on this rank. @throws as forward().
   virtual KvCache make_cache(Device& device, int64_t capacity, DType dtype) const;
 
+  /// Sizes and family. @throws NotSupported by models without.
+  virtual const ModelDescription& description() const;
   /// Blocks, and behind them the layer of a head for multi-token prediction.
   virtual size_t blocks() const = 0;
   virtual ModuleBase& block(size_t i) = 0;
@@ -84,6 +110,9 @@ class CausalModel : public Module<CausalModel> {
   /// Adds the adapters' products to their weights and sets lora_B to zeros: the same function to rounding, in weights that
   /// need no adapters. Collective, between steps; optimizer states stay. Of no effect without adapters.
   virtual void fold_adapters() {}
+  /// Sets whether forwards add the adapters' products: without, it is the model that the adapters are trained beside, as a
+  /// reference to evaluate. Set it outside of forwards and between backwards. Of no effect without adapters.
+  virtual void use_adapters(bool on) { (void)on; }
 };
 
 struct CausalModelOptions {

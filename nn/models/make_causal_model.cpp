@@ -195,8 +195,24 @@ void check_lora(const ModelDescription& m, const LoraOptions& o, Problems& p) {
 
 }  // namespace
 
-Tensor CausalModel::forward(const Tensor&, KvCache*) {
+Var CausalModel::forward(const Var&, const OfLogits&, const HiddenRows&) {
+  throw NotSupported("this model computes its own objective alone");
+}
+
+Var CausalModel::forward(const Var&, const HiddenRows&) {
+  throw NotSupported("this model computes its own objective alone");
+}
+
+Tensor CausalModel::forward(const HeadOf&) {
+  throw NotSupported("this model computes its own objective alone");
+}
+
+Tensor CausalModel::forward(const Tensor&, const std::vector<KvCache*>&) {
   throw NotSupported("this model keeps no keys and values: run the whole text for each token");
+}
+
+const ModelDescription& CausalModel::description() const {
+  throw NotSupported("this model is of no published family: it has no description");
 }
 
 KvCache CausalModel::make_cache(Device&, int64_t, DType) const {

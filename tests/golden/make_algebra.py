@@ -11,6 +11,9 @@ ALGEBRA = Cases(20261126)
 grid, distinct = ALGEBRA.grid, ALGEBRA.distinct
 EVEN = 1 / 64  # added to an odd multiple of it, so that operands are never equal
 INDICES = torch.tensor([2, 0, 2, 1, 2])
+TARGETS = torch.tensor([6, 0, -1, 3, 3])  # -1: ignored
+REFERENCE = torch.arange(35.0).reshape(5, 7) / 16
+WEIGHTS = torch.tensor([0.5, 2, 3, 0.25, 1])
 
 
 def of(*inputs):
@@ -26,6 +29,10 @@ def numbers(x):
 def powers(x):
     a = x.abs() + 1
     return x**2 + a**0.5 + x**3 + a**-1.5 + 2.0**x
+
+
+def losses(x, targets):
+    return F.cross_entropy(x, targets, reduction="none", ignore_index=-1)
 
 
 def attention(q, k, v, mask):
@@ -96,6 +103,15 @@ CASES = {
     "dot_product_attention": of(grid(2 * 3, 2 * 4), grid(2 * 5, 2 * 4), grid(2 * 5, 2 * 3), grid(3, 5), attention),
     "parameter_values": ([grid(5, 3)], [grid(3), grid(5, 1)], [],
                          lambda x, w, n: torch.tanh(x[0] * w[0] + w[1]) * w[0] - w[1]),
+    "token_losses": ([grid(5, 7)], [], [TARGETS], lambda x, w, n: losses(x[0], n[0])),
+    "log_probs": ([grid(5, 7)], [], [TARGETS], lambda x, w, n: -losses(x[0], n[0])),
+    "weighted_cross_entropy": ([grid(5, 7)], [], [TARGETS], lambda x, w, n: (losses(x[0], n[0]) * WEIGHTS).sum().reshape(1)),
+    "entropy": of(grid(5, 7), lambda x: torch.distributions.Categorical(logits=x).entropy()),
+    "z_loss": of(grid(5, 7), lambda x: torch.logsumexp(x, -1)**2),
+    "divergence": of(grid(5, 7), lambda x: F.kl_div(F.log_softmax(REFERENCE, -1), F.log_softmax(x, -1), reduction="none",
+                                                    log_target=True).sum(-1)),
+    "of_logits": ([grid(5, 3)], [grid(7, 3)], [TARGETS], lambda x, w, n: torch.stack(
+        (losses(x[0] @ w[0].T, n[0]), torch.logsumexp(x[0] @ w[0].T, -1)**2), 1)),
 }
 
 ALGEBRA.write("algebra", CASES)

@@ -28,6 +28,9 @@ struct TrainingPlan {
   int64_t batch = 4, seq = 9;  // of all data-parallel ranks together
   int64_t steps = 3;
   float next_weight = 0;  // of the loss of multi-token prediction
+  /// Losses of all rows and the objective; default: the model's own.
+  std::function<nn::CrossEntropy(nn::CausalModel&, const nn::Var& tokens, const Tensor& targets, float scale)>
+      objective{};
   /// On every rank: before the model is sharded, and behind the last step.
   std::function<void(nn::CausalModel&)> prepare{};
   Look look{};
@@ -89,9 +92,10 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
                 .loss_sum = Tensor::empty(*rank.device, {1}, DType::f64, "loss")};
         ops::fill(rank.device->compute(), next.loss_sum, 0);
       }
-      const nn::CrossEntropy loss =
-          model(tape.input(tokens(*rank.device, m, shape, first, step)),
-                tokens(*rank.device, m, shape, first, step + 1), scale, Tensor(), next);
+      const nn::Var in = tape.input(tokens(*rank.device, m, shape, first, step));
+      const Tensor targets = tokens(*rank.device, m, shape, first, step + 1);
+      const nn::CrossEntropy loss = plan.objective ? plan.objective(model, in, targets, scale)
+                                                   : model(in, targets, scale, Tensor(), next);
       if (plan.next_weight > 0) {
         double sum = 0;
         ops::copy_to_host(rank.device->compute(), &sum, next.loss_sum);

@@ -102,6 +102,46 @@ GoldenTable shapes() {
   };
 }
 
+/// A constant in x's dtype.
+Tensor constant(const Var& x, const Shape& shape, const std::vector<double>& values) {
+  const Tensor t = Tensor::empty(x.device(), shape, x.dtype(), "test");
+  const std::vector<float> narrow(values.begin(), values.end());
+  ops::copy_from_host(x.stream(), t,
+                      x.dtype() == DType::f64 ? static_cast<const void*>(values.data()) : narrow.data(),
+                      t.nbytes());
+  return t;
+}
+
+GoldenTable objectives() {
+  const auto stacked = [](const Var& logits, const Tensor& targets) {
+    return nn::stack({nn::token_losses(logits, targets), nn::z_loss(logits)}, 1);
+  };
+  return {
+      {"token_losses", [](const GoldenArguments& a) -> Values { return {nn::token_losses(a.x[0], a.n[0])}; }},
+      {"log_probs", [](const GoldenArguments& a) -> Values { return {nn::log_probs(a.x[0], a.n[0])}; }},
+      {"weighted_cross_entropy",
+       [](const GoldenArguments& a) -> Values {
+         return {nn::cross_entropy(a.x[0], a.n[0], constant(a.x[0], {5}, {0.5, 2, 3, 0.25, 1})).objective};
+       }},
+      {"entropy", of([](const Values& x) { return nn::entropy(x[0]); })},
+      {"z_loss", of([](const Values& x) { return nn::z_loss(x[0]); })},
+      {"divergence", of([](const Values& x) {
+         std::vector<double> reference(35);
+         for (size_t i = 0; i < 35; ++i) reference[i] = static_cast<double>(i) / 16;
+         return nn::divergence(x[0], constant(x[0], {5, 7}, reference));
+       })},
+      {"of_logits",
+       [stacked](const GoldenArguments& a) -> Values {
+         return {nn::of_logits(
+             {.vocab = 7}, a.x[0], a.w[0],
+             [&, targets = a.n[0]](const Var& logits, int64_t begin, int64_t end) {
+               return stacked(logits, targets.flat(begin, end));
+             },
+             5, 2)};
+       }},
+  };
+}
+
 GoldenTable layers() {
   using A = const Values&;
   return {
@@ -132,6 +172,7 @@ const GoldenTable& algebra_functions() {
   static const GoldenTable all = [] {
     GoldenTable both = arithmetic();
     both.merge(shapes());
+    both.merge(objectives());
     both.merge(layers());
     return both;
   }();

@@ -46,6 +46,10 @@ void gradient(T* dx, const T* x, int64_t count, const Softmax& of, int64_t targe
   dx[target] = T((p - 1.0f) * scale);
 }
 
+float scale_of(const CrossEntropyArgs& a, int64_t row) {
+  return a.scales.data == nullptr ? a.scale : a.scale * a.scales.as<float>()[row];
+}
+
 /// Calls f(row, its logits, its softmax) for every row that is learned; others have loss and gradient 0.
 template <class T, class F>
 void for_rows(ExecutionContext& ctx, const CrossEntropyArgs& a, F f) {
@@ -76,7 +80,7 @@ void cross_entropy_backward(ExecutionContext& ctx, const CrossEntropyArgs& a) {
   with_activation(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
     for_rows<T>(ctx, a, [&](int64_t i, const T* x, const Softmax& of) {
-      gradient(a.dlogits.as<T>() + i * a.ld, x, a.vocab, of, a.targets[i], a.scale);
+      gradient(a.dlogits.as<T>() + i * a.ld, x, a.vocab, of, a.targets[i], scale_of(a, i));
     });
   });
 }
@@ -86,7 +90,7 @@ void cross_entropy_forward_backward(ExecutionContext& ctx, const CrossEntropyArg
     using T = decltype(type);
     for_rows<T>(ctx, a, [&](int64_t i, const T* x, const Softmax& of) {
       a.losses.as<float>()[i] = loss_of(of, x, a.targets[i]);
-      gradient(a.dlogits.as<T>() + i * a.ld, x, a.vocab, of, a.targets[i], a.scale);
+      gradient(a.dlogits.as<T>() + i * a.ld, x, a.vocab, of, a.targets[i], scale_of(a, i));
     });
   });
 }

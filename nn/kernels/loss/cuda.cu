@@ -35,9 +35,11 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
   if (a.dlogits.data == nullptr) return;
   __syncwarp();  // all have read `wanted` before any writes to dlogits, which may be logits
   const LogitsRow<T, kAligned> dx(a.dlogits, me.row, a.vocab, a.ld);
-  scaled_exp<kThreads>(dx, x, me.thread, cache, cached, of.max, a.scale / of.sum);
+  const float scale =
+      a.scales.data == nullptr ? a.scale : a.scale * static_cast<const float*>(a.scales.data)[me.row];
+  scaled_exp<kThreads>(dx, x, me.thread, cache, cached, of.max, scale / of.sum);
   if (known && owns<kThreads, T>(me.thread, target))
-    put(dx.data[target], (exp_of(wanted - of.max) / of.sum - 1.0f) * a.scale);
+    put(dx.data[target], (exp_of(wanted - of.max) / of.sum - 1.0f) * scale);
 }
 
 void cross_entropy(ExecutionContext& context, const char* what, const CrossEntropyArgs& a) {

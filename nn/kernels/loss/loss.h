@@ -13,7 +13,8 @@ namespace sherd {
 constexpr int32_t kIgnoredTarget = -1;
 
 /// losses[i] = logsumexp(logits[i]) - logits[i][target[i]] (nats).
-/// Backward: dlogits[i] = (softmax(logits[i]) - onehot(target[i])) * scale; dlogits may be logits.
+/// Backward: dlogits[i] = (softmax(logits[i]) - onehot(target[i])) * scale * scales[i], without the latter where scales
+/// are null; dlogits may be logits. scales has the dtype of losses.
 /// Both at once give the same bits and read the logits once. Rows of logits and dlogits are ld elements apart;
 /// nothing between them is written.
 struct CrossEntropyArgs {
@@ -22,6 +23,7 @@ struct CrossEntropyArgs {
   const int32_t* targets = nullptr;
   Ref losses{};
   float scale = 1;
+  Ref scales{};
 };
 
 inline Work work_of(const Device&, const CrossEntropyArgs& a) {
@@ -42,10 +44,10 @@ struct LossKernels {
 namespace ops {
 
 /// logits, dlogits [rows, vocab], both with rows of one length where they are columns of larger matrices; targets
-/// i32 (rows elements), losses f32 [rows]. A target outside [0, vocab) but kIgnoredTarget fails the stream with InvalidArgument.
+/// i32 (rows elements), losses f32 [rows], as `scales` where defined: a factor of each row's gradient beside `scale`. A target outside [0, vocab) but kIgnoredTarget fails the stream with InvalidArgument.
 void cross_entropy_forward(Stream& s, const Tensor& losses, const Columns& logits, const Tensor& targets);
 void cross_entropy_backward(Stream& s, const Columns& dlogits, const Columns& logits, const Tensor& targets,
-                            float scale);
+                            float scale, const Tensor& scales = {});
 void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Columns& dlogits,
                                     const Columns& logits, const Tensor& targets, float scale);
 

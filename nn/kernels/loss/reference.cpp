@@ -30,9 +30,10 @@ void cross_entropy_backward(ExecutionContext&, const CrossEntropyArgs& a) {
     const int64_t row = i * a.ld;
     const double lse = log_sum_exp(a.logits, row, a.vocab);
     const bool ignored = a.targets[i] == kIgnoredTarget;
+    const double scale = a.scale * (a.scales.data != nullptr ? get(a.scales, i) : 1);
     for (int64_t j = 0; j < a.vocab; ++j) {
       const double p = std::exp(get(a.logits, row + j) - lse);
-      put(a.dlogits, row + j, ignored ? 0 : (p - (j == a.targets[i] ? 1 : 0)) * a.scale);
+      put(a.dlogits, row + j, ignored ? 0 : (p - (j == a.targets[i] ? 1 : 0)) * scale);
     }
   }
 }

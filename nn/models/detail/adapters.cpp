@@ -22,7 +22,8 @@ void Adapters::add(std::vector<Adapter>& to, const std::string& path, const std:
                          kaiming_uniform(Fan::in, std::sqrt(1.0f / 3))),
             .b = declare(name + ".lora_B.weight", {shape[0], options_.rank}, constant(0)),
             .scale = static_cast<float>(options_.alpha / static_cast<double>(options_.rank)),
-            .column = column};
+            .column = column,
+            .used = used_};
   if (tp.size() > 1 && cut == WeightCut::out) {
     p.b = tp.cut(p.b, 0);
     p.sum_a = tp.comm;

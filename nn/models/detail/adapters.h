@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,12 +37,15 @@ class Adapters {
 
   const NamePattern& targets() const { return targets_; }
   bool empty() const { return all_.empty(); }
+  /// Sets whether forwards add the products.
+  void use(bool on) { *used_ = on; }
   /// Adds every pair's product to its weight, and sets b to 0. Collective; between steps.
   void fold(ShardRuntime& runtime) const;
 
  private:
   LoraOptions options_;
   NamePattern targets_;
+  std::shared_ptr<bool> used_ = std::make_shared<bool>(true);
   std::vector<std::pair<Parameter, Adapter>> all_;
 };
 

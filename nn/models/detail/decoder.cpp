@@ -1,5 +1,6 @@
 #include <sherd/nn/models/detail/decoder.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -59,14 +60,14 @@ Norm DecoderLayer::norm(const char* name) {
 }
 
 Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
-                          const Documents& documents, KvCache::Layer* cache) {
+                          const Documents& documents, const LayerCaches& caches) {
   const Var in = norm1_.defined() ? norm1_(x, rows) : x;
   if (norm1_behind_.defined()) {
-    const Var mid = x + norm1_behind_((*attention_)(rows, Var(), in, batch, documents, cache), rows);
+    const Var mid = x + norm1_behind_((*attention_)(rows, Var(), in, batch, documents, caches), rows);
     return mid + norm2_behind_((*mlp_)(rows, Var(), norm2_.defined() ? norm2_(mid, rows) : mid), rows);
   }
-  const Var mid = latent_ ? (*latent_)(rows, x, in, batch, documents, cache)
-                          : (*attention_)(rows, x, in, batch, documents, cache);
+  const Var mid = latent_ ? (*latent_)(rows, x, in, batch, documents, caches)
+                          : (*attention_)(rows, x, in, batch, documents, caches);
   return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), balance)
                   : (*mlp_)(rows, mid, norm2_(mid, rows));
 }
@@ -91,6 +92,12 @@ void refuse_stack(const std::string& name, const NamePattern& targets) {
         fmt::format("causal_model: the adapters' targets '{}' match '{}', a stack of experts, which takes no "
                     "adapters; give an expression that leaves experts out, such as 'self_attn'",
                     targets.text(), matrix));
+}
+
+LayerCaches layer_of(const std::vector<KvCache*>& caches, size_t layer) {
+  LayerCaches all;
+  for (KvCache* const cache : caches) all.push_back(&cache->layer(static_cast<int64_t>(layer)));
+  return all;
 }
 
 // sqrt(dim), rounded to the embedding's dtype as transformers does.
@@ -144,42 +151,51 @@ void Decoder::set_recompute(bool on) {
   for (DecoderLayer& layer : layers_) layer.set_recompute(on);
 }
 
-SequenceRows Decoder::rows_of(const Tensor& tokens, const KvCache* cache) const {
-  return {context_.tp, tokens.numel(), sequence_parallel_ && cache == nullptr};
+SequenceRows Decoder::rows_of(const Tensor& tokens, bool cached) const {
+  return {context_.tp, tokens.numel(), sequence_parallel_ && !cached};
 }
 
-// Rows of a sequence whose first has position `first`.
-Var Decoder::embedded(const Var& tokens, int64_t first, const SequenceRows& rows) const {
-  if (first == 0 || !positions_.defined())
+Var Decoder::embedded(const Var& tokens, const std::vector<int64_t>& first, const SequenceRows& rows) const {
+  if (!positions_.defined() || std::ranges::all_of(first, [](int64_t p) { return p == 0; }))
     return vocab_parallel_embedding(table_cut_, tokens, table_, positions_, rows.split);
-  return vocab_parallel_embedding(table_cut_, tokens, table_) +
-         Var(positions_.data().rows(first, first + tokens.size(1)));
+  std::vector<Var> positions;
+  for (const int64_t p : first) positions.emplace_back(positions_.data().rows(p, p + tokens.size(1)));
+  return vocab_parallel_embedding(table_cut_, tokens, table_) + concat_rows(positions);
 }
 
-Var Decoder::hidden(const Var& tokens, float balance_scale, const Documents& documents, KvCache* cache) {
-  if (documents.starts.defined() && positions_.defined())
-    throw NotSupported("causal model: learned positions do not restart for each document in a row");
-  int64_t first = 0;
-  if (cache != nullptr) {
-    if (cache->layers() != context_.model.layers)
+std::vector<int64_t> Decoder::first_positions(const Tensor& tokens,
+                                              const std::vector<KvCache*>& caches) const {
+  const ModelDescription& m = context_.model;
+  std::vector<int64_t> first;
+  for (KvCache* const cache : caches) {
+    if (cache->layers() != m.layers)
       throw InvalidArgument(
           fmt::format("causal model: a cache of {} layers for a model of {}; make it with make_cache()",
-                      cache->layers(), context_.model.layers));
-    first = cache->length();
-    cache->truncate(first);  // a forward that an exception ended has left rows in some layers
+                      cache->layers(), m.layers));
+    first.push_back(cache->length());
+    cache->truncate(first.back());  // a forward that an exception ended has left rows in some layers
   }
-  if (tokens.value().dim() != 2 || tokens.size(0) < 1 || first + tokens.size(1) > context_.model.positions)
-    throw ShapeMismatch(
-        fmt::format("causal model: tokens are {} behind {} kept positions, must be [batch, rows] of at "
-                    "most {} positions",
-                    sherd::to_string(tokens.shape()), first, context_.model.positions));
-  if (context_.model.changes_angles(first, first + tokens.size(1)))
-    throw InvalidArgument(fmt::format(
-        "causal model: {} rows behind {} kept positions: longrope rotates a sequence of this length by "
-        "long_factor, and the kept keys are rotated by short_factor; clear the cache and give all "
-        "tokens",
-        tokens.size(1), first));
-  const SequenceRows rows = rows_of(tokens.value(), cache);
+  const int64_t last = first.empty() ? 0 : std::ranges::max(first);
+  if (tokens.dim() != 2 || tokens.size(0) < 1 || last + tokens.size(1) > m.positions)
+    throw ShapeMismatch(fmt::format(
+        "causal model: tokens are {} behind {} kept positions, must be [batch, rows] of at most {} positions",
+        sherd::to_string(tokens.shape()), last, m.positions));
+  for (const int64_t p : first)
+    if (m.changes_angles(p, p + tokens.size(1)))
+      throw InvalidArgument(
+          fmt::format("causal model: {} rows behind {} kept positions: longrope rotates a sequence of this "
+                      "length by long_factor, and the kept "
+                      "keys are rotated by short_factor; clear the cache and give all tokens",
+                      tokens.size(1), p));
+  return first;
+}
+
+Var Decoder::hidden(const Var& tokens, float balance_scale, const Documents& documents,
+                    const std::vector<KvCache*>& caches) {
+  if (documents.starts.defined() && positions_.defined())
+    throw NotSupported("causal model: learned positions do not restart for each document in a row");
+  const std::vector<int64_t> first = first_positions(tokens.value(), caches);
+  const SequenceRows rows = rows_of(tokens.value(), !caches.empty());
   Var x = embedded(tokens, first, rows);
   if (is_gemma(context_.model)) x = nn::scale(x, embedding_scale(context_.model, x.value().dtype()));
   const auto layers = static_cast<size_t>(context_.model.layers);
@@ -187,7 +203,7 @@ Var Decoder::hidden(const Var& tokens, float balance_scale, const Documents& doc
   for (size_t i = 0; i < layers; ++i)
     x = layers_[i](x, rows, tokens.size(0),
                    balance_of(static_cast<int>(i), balance_scale, loads, tokens, documents), documents,
-                   cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
+                   layer_of(caches, i));
   return norm_(x, rows);
 }
 
@@ -263,13 +279,32 @@ void Decoder::fold_adapters() {
   if (context_.adapters) context_.adapters->fold(runtime_of(*this));
 }
 
-Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {
-  if (tokens.dim() != 2 || tokens.size(0) != 1 || tokens.size(1) < 1)
+Var Decoder::forward(const Var& tokens, const OfLogits& of, const HiddenRows& o) {
+  return of_logits(vocabulary_, hidden(tokens, o.balance, o.documents), head_, of, tokens.numel(),
+                   logits_chunk_, sequence_parallel_);
+}
+
+Var Decoder::forward(const Var& tokens, const HiddenRows& o) {
+  return rows_of(tokens.value()).enter_both(hidden(tokens, o.balance, o.documents)).whole;
+}
+
+Tensor Decoder::forward(const HeadOf& of) { return vocab_parallel_logits(vocabulary_, of.hidden, head_); }
+
+Tensor Decoder::forward(const Tensor& tokens, const std::vector<KvCache*>& caches) {
+  if (tokens.dim() != 2 || tokens.size(0) != std::ssize(caches) || tokens.size(0) < 1 || tokens.size(1) < 1)
     throw ShapeMismatch(
-        fmt::format("causal model: the tokens to continue are {}, must be [1, rows] of at least one row",
-                    sherd::to_string(tokens.shape())));
-  const Var x = hidden(tokens, 0, {}, cache);
-  return vocab_parallel_logits(vocabulary_, rows(x, x.size(0) - 1, x.size(0)), head_);
+        fmt::format("causal model: the tokens to continue are {}, must be [{}, rows] of at least one row, a "
+                    "sequence for each cache",
+                    sherd::to_string(tokens.shape()), std::max<size_t>(caches.size(), 1)));
+  const Var x = hidden(tokens, 0, {}, caches);
+  const int64_t n = tokens.size(0), width = x.size(1);
+  return vocab_parallel_logits(
+      vocabulary_, slice(reshape(x, {n, -1}), 1, (tokens.size(1) - 1) * width, tokens.size(1) * width),
+      head_);
+}
+
+void Decoder::use_adapters(bool on) {
+  if (context_.adapters) context_.adapters->use(on);
 }
 
 KvCache Decoder::make_cache(Device& device, int64_t capacity, DType dtype) const {

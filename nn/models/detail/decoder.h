@@ -20,9 +20,9 @@ class DecoderLayer : public Module<DecoderLayer> {
  public:
   DecoderLayer(const Context& context, const ExpertParallel& ep, const std::shared_ptr<RopeTable>& rope,
                int64_t number);
-  /// @param cache of this layer, for generation; null: sequences from their beginning.
+  /// @param caches of this layer, one for each sequence, for generation; empty: sequences from their beginning.
   Var forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
-              const Documents& documents = {}, KvCache::Layer* cache = nullptr);
+              const Documents& documents = {}, const LayerCaches& caches = {});
   /// Forward of the layer for multi-token prediction: its part of NextTokens' formula, shared_head.norm
   /// included. @param next embeddings of the next tokens; as x in everything else
   Var forward(const Var& next, const Var& x, const SequenceRows& rows, int64_t batch,
@@ -57,22 +57,30 @@ class Decoder : public CausalModel {
   Decoder(const ModelDescription& description, const CausalModelOptions& options);
   CrossEntropy forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
                        const Documents& documents, const NextTokens& next) override;
+  Var forward(const Var& tokens, const OfLogits& of, const HiddenRows& options) override;
+  Var forward(const Var& tokens, const HiddenRows& options) override;
+  Tensor forward(const HeadOf& hidden) override;
   Tensor forward(const Tensor& tokens) override;
-  Tensor forward(const Tensor& tokens, KvCache* cache) override;
+  Tensor forward(const Tensor& tokens, const std::vector<KvCache*>& caches) override;
+  using CausalModel::forward;
   KvCache make_cache(Device& device, int64_t capacity, DType dtype) const override;
+  const ModelDescription& description() const override { return context_.model; }
   size_t blocks() const override { return layers_.size(); }
   ModuleBase& block(size_t i) override { return layers_[i]; }
   ModuleBase* experts(size_t i) override { return layers_[i].experts(); }
   void set_recompute(bool on) override;
   void update_selection_bias(const Tensor& skip) override;
   void fold_adapters() override;
+  void use_adapters(bool on) override;
   std::vector<std::shared_ptr<LogitMaxima>> logit_maxima() override;
 
  private:
-  /// Returns the distribution of rows in a forward of these tokens; with a cache every rank has all rows.
-  SequenceRows rows_of(const Tensor& tokens, const KvCache* cache = nullptr) const;
+  /// Returns the distribution of rows in a forward of these tokens; with caches every rank has all rows.
+  SequenceRows rows_of(const Tensor& tokens, bool cached = false) const;
   Var hidden(const Var& tokens, float balance_scale, const Documents& documents = {},
-             KvCache* cache = nullptr);
+             const std::vector<KvCache*>& caches = {});
+  /// Checks that the caches are of this model and have room. Returns the first position of each sequence.
+  std::vector<int64_t> first_positions(const Tensor& tokens, const std::vector<KvCache*>& caches) const;
   /// The summand of multi-token prediction in the objective. @param x what hidden() returned for `tokens`
   Var next_objective(const Var& x, const Var& tokens, const NextTokens& next, float balance_scale,
                      const Documents& documents);
@@ -81,7 +89,8 @@ class Decoder : public CausalModel {
   /// Returns the balancing loss of a mixture in a forward of these sequences.
   LayerBalance balance_of(int layer, float loss_scale, const std::shared_ptr<LayerLoads>& loads,
                           const Var& tokens, const Documents& documents);
-  Var embedded(const Var& tokens, int64_t first, const SequenceRows& rows) const;
+  /// @param first position of each sequence; empty: 0
+  Var embedded(const Var& tokens, const std::vector<int64_t>& first, const SequenceRows& rows) const;
 
   Context context_;
   std::shared_ptr<Communicator> all_ranks_;  // of the experts' mesh; null: of the model's

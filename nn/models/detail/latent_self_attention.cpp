@@ -99,7 +99,7 @@ Var LatentSelfAttention::queries(const SequenceRows::Entered& x) const {
 }
 
 Var LatentSelfAttention::forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-                                 const Documents& documents, KvCache::Layer* cache) {
+                                 const Documents& documents, const LayerCaches& caches) {
   const ModelDescription& m = context_.model;
   const LatentDescription& l = m.latent;
   const TensorParallel& tp = context_.tp;
@@ -110,21 +110,23 @@ Var LatentSelfAttention::forward(const SequenceRows& rows, const Var& residual, 
       split_columns(adapted(in.whole, kv_a_, kv_a_bias_, kv_a_adapters_), {l.kv_rank, l.rope});
   const Var kv =
       adapted(tp.copied(rms_norm(compressed[0], kv_a_norm_, kLatentNormEps)), kv_b_, {}, kv_b_adapters_);
-  const LatentAttentionOptions options{.heads = {.batch = batch,
-                                                 .heads = heads_,
-                                                 .nope = l.nope,
-                                                 .rope = l.rope,
-                                                 .value = l.value,
-                                                 .interleaved = l.interleaved,
-                                                 .rotation_scale = rope_->scale()},
-                                       .score_scale = static_cast<float>(m.rope.scaling.score_scale()),
-                                       .cache = cache,
-                                       .starts = documents.starts,
-                                       .max_logits = maxima_ ? maxima_->values(kv.device()) : Tensor(),
-                                       .lengths = documents.lengths};
-  const int64_t positions = (cache != nullptr ? cache->length() : 0) + kv.size(0) / batch;
-  const Var seen =
-      latent_attention(queries(in), kv, tp.copied(compressed[1]), rope_->on(kv.device(), positions), options);
+  const auto attend = [&](const std::vector<Var>& of, int64_t sequences, KvCache::Layer* cache) {
+    const LatentAttentionOptions options{.heads = {.batch = sequences,
+                                                   .heads = heads_,
+                                                   .nope = l.nope,
+                                                   .rope = l.rope,
+                                                   .value = l.value,
+                                                   .interleaved = l.interleaved,
+                                                   .rotation_scale = rope_->scale()},
+                                         .score_scale = static_cast<float>(m.rope.scaling.score_scale()),
+                                         .cache = cache,
+                                         .starts = documents.starts,
+                                         .max_logits = maxima_ ? maxima_->values(kv.device()) : Tensor(),
+                                         .lengths = documents.lengths};
+    const int64_t positions = (cache != nullptr ? cache->length() : 0) + of[1].size(0) / sequences;
+    return latent_attention(of[0], of[1], of[2], rope_->on(kv.device(), positions), options);
+  };
+  const Var seen = by_sequence({queries(in), kv, tp.copied(compressed[1])}, batch, caches, attend);
   return add_row_parallel(context_, rows, residual, seen, out_, out_bias_, out_adapters_);
 }
 

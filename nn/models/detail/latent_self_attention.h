@@ -22,7 +22,7 @@ class LatentSelfAttention : public Module<LatentSelfAttention> {
  public:
   LatentSelfAttention(const Context& context, std::shared_ptr<RopeTable> rope);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-              const Documents& documents = {}, KvCache::Layer* cache = nullptr);
+              const Documents& documents = {}, const LayerCaches& caches = {});
   int64_t cached_heads() const { return heads_; }
   /// Returns the width of a cached key or value.
   int64_t cached_width() const;

@@ -10,6 +10,7 @@
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/models/detail/family_names.h>
 #include <sherd/nn/norm.h>
+#include <sherd/nn/rows.h>
 
 namespace sherd::nn::detail {
 
@@ -68,6 +69,19 @@ Init Context::values() const { return normal(model.init_std); }
 Init Context::residual_values() const {
   return is_gpt(model) ? normal(model.init_std / std::sqrt(2.0f * static_cast<float>(model.layers)))
                        : values();
+}
+
+Var by_sequence(std::vector<Var> inputs, int64_t batch, const LayerCaches& caches,
+                const std::function<Var(std::vector<Var>, int64_t, KvCache::Layer*)>& attend) {
+  if (caches.size() < 2) return attend(std::move(inputs), batch, caches.empty() ? nullptr : caches[0]);
+  std::vector<Var> results;
+  const int64_t each = inputs[0].size(0) / std::ssize(caches);
+  for (int64_t i = 0; i < std::ssize(caches); ++i) {
+    std::vector<Var> own;
+    for (const Var& x : inputs) own.push_back(rows(x, i * each, (i + 1) * each));
+    results.push_back(attend(std::move(own), 1, caches[static_cast<size_t>(i)]));
+  }
+  return concat_rows(results);
 }
 
 Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var& residual, const Var& x,

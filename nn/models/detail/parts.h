@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <sherd/nn/detail/packed_linear.h>
+#include <sherd/nn/kv_cache.h>
 #include <sherd/nn/models/description.h>
 #include <sherd/nn/models/detail/adapters.h>
 #include <sherd/nn/sequence_parallel.h>
@@ -51,6 +52,15 @@ struct Context {
   Norm norm(Parameter weight) const { return {std::move(weight), {}, model.norm_eps, norm_base()}; }
   float norm_base() const { return is_gemma(model) ? 1.0f : 0.0f; }
 };
+
+/// The caches of one layer, one for each sequence of a forward; empty: no caches.
+using LayerCaches = std::vector<KvCache::Layer*>;
+
+/// Calls attend(inputs, batch, cache) for all sequences at once without a cache, else for each with its own. Returns the rows
+/// of all.
+/// @param inputs rows of all sequences, one after another
+Var by_sequence(std::vector<Var> inputs, int64_t batch, const LayerCaches& caches,
+                const std::function<Var(std::vector<Var>, int64_t, KvCache::Layer*)>& attend);
 
 /// residual + the sum over the ranks of x w^T + bias: x holds all rows and some inputs on each rank, w is cut
 /// along the inputs, and the bias, if there is one, is whole. Residual and result lie as `rows` says. The residual

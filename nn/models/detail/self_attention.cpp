@@ -114,31 +114,36 @@ Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
 }
 
 Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-                           const Documents& documents, KvCache::Layer* cache) {
+                           const Documents& documents, const LayerCaches& caches) {
   const ModelDescription& m = context_.model;
   Var packed = qkv(rows, x);
   if (m.qk_norm && !is_olmo(m))
     packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp, context_.norm_base());
-  if (rope_->rotary()) {
-    const int64_t first = cache != nullptr ? cache->length() : 0;
-    const Tensor frequencies = rope_->on(packed.device(), first + packed.size(0) / batch);
-    packed = nn::rope(std::move(packed), frequencies,
-                      {.batch = batch,
-                       .heads = heads_ + kv_heads_,
-                       .first_position = first,
-                       .head_dim = m.head_dim,
-                       .scale = rope_->scale()});
-  }
-  const Var seen = attention(packed, {.batch = batch,
-                                      .heads = heads_,
-                                      .kv_heads = kv_heads_,
-                                      .head_dim = m.head_dim,
-                                      .max_logits = maxima_ ? maxima_->values(packed.device()) : Tensor(),
-                                      .window = window_,
-                                      .sinks = sinks_,
-                                      .cache = cache,
-                                      .starts = documents.starts,
-                                      .lengths = documents.lengths});
+  const auto attend = [&](std::vector<Var> in, int64_t sequences, KvCache::Layer* cache) {
+    if (rope_->rotary()) {
+      const int64_t first = cache != nullptr ? cache->length() : 0;
+      const Tensor frequencies = rope_->on(in[0].device(), first + in[0].size(0) / sequences);
+      in[0] = nn::rope(std::move(in[0]), frequencies,
+                       {.batch = sequences,
+                        .heads = heads_ + kv_heads_,
+                        .first_position = first,
+                        .head_dim = m.head_dim,
+                        .scale = rope_->scale()});
+    }
+    return attention(in[0], {.batch = sequences,
+                             .heads = heads_,
+                             .kv_heads = kv_heads_,
+                             .head_dim = m.head_dim,
+                             .max_logits = maxima_ ? maxima_->values(in[0].device()) : Tensor(),
+                             .window = window_,
+                             .sinks = sinks_,
+                             .cache = cache,
+                             .starts = documents.starts,
+                             .lengths = documents.lengths});
+  };
+  std::vector<Var> inputs;
+  inputs.push_back(std::move(packed));
+  const Var seen = by_sequence(std::move(inputs), batch, caches, attend);
   return add_row_parallel(context_, rows, residual, seen, out_, out_bias_, out_adapters_);
 }
 

@@ -22,7 +22,7 @@ class SelfAttention : public Module<SelfAttention> {
   /// @param window as AttentionOptions::window
   SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope, int64_t window = 0);
   Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
-              const Documents& documents = {}, KvCache::Layer* cache = nullptr);
+              const Documents& documents = {}, const LayerCaches& caches = {});
   /// Returns the number of key heads that this rank's queries use.
   int64_t cached_heads() const { return kv_heads_; }
   int64_t cached_width() const { return context_.model.head_dim; }

@@ -189,7 +189,10 @@ TrainConfig with_model_files(TrainConfig c) {
     sherd::hf::require_sizes(files->source.config, weights);
   if (rank_0_is_here(c)) {
     if (!c.export_hf.empty()) files->exported = export_options(c, files->source, true);
-    if (c.sample_bytes() > 0) files->tokenizer = tokenizer_of(c, files->source);
+    if (c.sample_bytes() > 0) {
+      files->tokenizer = tokenizer_of(c, files->source);
+      if (!files->source.folder.empty()) files->end_of_text = sherd::hf::end_of_text(files->source.folder);
+    }
   }
   return c;
 }

@@ -47,6 +47,8 @@ struct ModelFiles {
   std::optional<sherd::ExportOptions> exported;
   /// For text of --sample; null: tokens are shown as numbers.
   std::shared_ptr<const sherd::Tokenizer> tokenizer;
+  /// Tokens that end the text of --sample.
+  std::vector<int32_t> end_of_text;
 };
 
 /// The same settings with TrainConfig::files, where there is a --model. @throws sherd::InvalidArgument as

@@ -3,12 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
-#include <span>
 
 #include <sherd/kernels/ops.h>
-#include <sherd/train/text/context.h>
-#include <sherd/train/text/draw.h>
+#include <sherd/nn/models/generate.h>
 #include <sherd/train/text/tokenizer.h>
 
 #include "train_gpt/model/model_source.h"
@@ -48,44 +45,28 @@ void ShownTokens::finish() { print_(rest_()); }
 
 std::vector<int32_t> Trainer::generate(std::vector<int32_t> tokens, int64_t count,
                                        const std::function<void(int32_t)>& made) {
+  // Logits of ranks that share experts may differ in the last bits: all take what rank 0 drew.
+  const nn::DrawOptions draw{static_cast<float>(config_.temperature), static_cast<float>(config_.top_p)};
+  if (!config_.model.empty()) {
+    nn::GenerateOptions options{.max_tokens = count, .draw = draw, .seed = seed_, .same = rank_.world.get()};
+    if (config_.files) options.stop = config_.files->end_of_text;
+    if (made) options.made = [&](size_t, int32_t token) { made(token); };
+    const std::vector<int32_t> more = nn::generate(model_, {tokens}, options)[0];
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    return tokens;
+  }
   Stream& s = rank_.device->compute();
   model_.set_training(false);
-  const nn::ModelDescription model = description_of(config_);
-  const int64_t capacity = std::min(model.positions, std::ssize(tokens) + count);
-  const bool bytes = config_.model.empty();
-  std::optional<nn::KvCache> cache;
-  if (!bytes) cache = model_.make_cache(*rank_.device, capacity, config_.precision);
-  SlidingContext context(capacity);
-  const auto upload = [&](std::span<const int32_t> ids) {
-    const Tensor in = Tensor::empty(*rank_.device, {1, std::ssize(ids)}, DType::i32, "activations");
-    ops::copy_from_host(s, in, ids.data(), in.nbytes());
-    return in;
-  };
-  const auto cached_logits = [&] {
-    SlidingContext::Rows rows = context.next(std::ssize(tokens));
-    if (!rows.restart && model.changes_angles(cache->length(), cache->length() + rows.end - rows.begin)) {
-      rows.begin -= cache->length();
-      rows.restart = true;
-    }
-    if (rows.restart) cache->clear();
-    const std::span<const int32_t> all = tokens;
-    return model_(
-        upload(all.subspan(static_cast<size_t>(rows.begin), static_cast<size_t>(rows.end - rows.begin))),
-        &*cache);
-  };
   // Always a full window, whose text has the bits of earlier versions. Causality masks what follows the text.
-  const auto window_logits = [&] {
-    const int64_t length = std::min(std::ssize(tokens), model.positions);
-    std::vector<int32_t> window(static_cast<size_t>(model.positions), 0);
-    std::copy(tokens.end() - length, tokens.end(), window.begin());
-    return model_(upload(window)).rows(length - 1, length);
-  };
-  const DrawOptions options{static_cast<float>(config_.temperature), static_cast<float>(config_.top_p)};
+  const int64_t positions = description_of(config_).positions;
+  const Tensor in = Tensor::empty(*rank_.device, {1, positions}, DType::i32, "activations");
   const Tensor drawn = Tensor::empty(*rank_.device, {1}, DType::i32, "activations");
   for (int64_t i = 0; i < count; ++i) {
-    const std::vector<float> logits = ops::to_floats(s, bytes ? window_logits() : cached_logits());
-    int32_t pick = draw_token(logits, options, seed_, i);
-    // Logits of ranks that share experts may differ in the last bits: all take what rank 0 drew.
+    const int64_t length = std::min(std::ssize(tokens), positions);
+    std::vector<int32_t> window(static_cast<size_t>(positions), 0);
+    std::copy(tokens.end() - length, tokens.end(), window.begin());
+    ops::copy_from_host(s, in, window.data(), in.nbytes());
+    int32_t pick = nn::draw_token(ops::to_floats(s, model_(in).rows(length - 1, length)), draw, seed_, i);
     ops::copy_from_host(s, drawn, &pick, sizeof pick);
     rank_.world->broadcast(s, drawn, 0);
     ops::copy_to_host(s, &pick, drawn);

@@ -1,4 +1,4 @@
-#include <sherd/train/text/draw.h>
+#include <sherd/nn/models/draw.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 #include <sherd/base/error.h>
 #include <sherd/kernels/random/random.h>
 
-namespace sherd {
+namespace sherd::nn {
 namespace {
 
 /// In [0, 1), a pure function of its arguments.
@@ -86,4 +86,4 @@ int32_t draw_token(std::span<const float> logits, const DrawOptions& o, uint64_t
   return static_cast<int32_t>(largest);
 }
 
-}  // namespace sherd
+}  // namespace sherd::nn

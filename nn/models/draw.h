@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-namespace sherd {
+namespace sherd::nn {
 
 struct DrawOptions {
   /// Divisor of the logits; 0: the token of the largest logit (greedy), the first of equal ones.
@@ -15,7 +15,7 @@ struct DrawOptions {
   int64_t top_k = 0;
 };
 
-/// Checks the options. @throws InvalidArgument naming --temperature, --top-p, --top-k unless temperature is
+/// Checks the options. @throws InvalidArgument naming them unless temperature is
 /// finite and not negative, top_p is in (0, 1], and top_k is not negative.
 void check(const DrawOptions& options);
 
@@ -28,4 +28,4 @@ void check(const DrawOptions& options);
 int32_t draw_token(std::span<const float> logits, const DrawOptions& options, uint64_t seed,
                    int64_t position);
 
-}  // namespace sherd
+}  // namespace sherd::nn

@@ -1,4 +1,4 @@
-#include <sherd/train/text/draw.h>
+#include <sherd/nn/models/draw.h>
 
 #include <array>
 #include <cmath>
@@ -8,12 +8,12 @@
 
 #include <sherd/base/error.h>
 #include <sherd/kernels/random/random.h>
-#include <sherd/train/text/context.h>
+#include <sherd/nn/models/context.h>
 
 #include "support/message_of.h"
 #include "temporary_folder.h"
 
-namespace sherd {
+namespace sherd::nn {
 namespace {
 
 constexpr float kInfinityF32 = std::numeric_limits<float>::infinity();
@@ -151,4 +151,4 @@ TEST(SlidingContext, TakesTheEndOfALongPrompt) {
 }
 
 }  // namespace
-}  // namespace sherd
+}  // namespace sherd::nn

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace sherd {
+namespace sherd::nn {
 
 /// Rows to run next with a cache of `capacity` positions. While the text fits, only its new tokens are run. A
 /// token that does not fit moves the window: the cache is cleared and the last `capacity - capacity / 4`
@@ -29,4 +29,4 @@ class SlidingContext {
   int64_t begin_ = 0, end_ = 0;  // of the text in the cache
 };
 
-}  // namespace sherd
+}  // namespace sherd::nn

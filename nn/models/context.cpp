@@ -1,10 +1,10 @@
-#include <sherd/train/text/context.h>
+#include <sherd/nn/models/context.h>
 
 #include <fmt/format.h>
 
 #include <sherd/base/error.h>
 
-namespace sherd {
+namespace sherd::nn {
 
 SlidingContext::SlidingContext(int64_t capacity) : capacity_(capacity) {
   if (capacity < 1) throw InvalidArgument(fmt::format("a context of {} tokens: must be 1 or more", capacity));
@@ -24,4 +24,4 @@ SlidingContext::Rows SlidingContext::next(int64_t tokens) {
   return {begin_, end_, true};
 }
 
-}  // namespace sherd
+}  // namespace sherd::nn
