@@ -81,8 +81,8 @@ Var TensorParallel::gather_rows(const Var& x, int64_t n) const {
     throw InvalidArgument(
         fmt::format("TensorParallel::gather_rows(): x {} on rank {} of {} needs a gradient, which depends on "
                     "what the ranks compute "
-                    "from the gathered rows; call SequenceRows::enter() where each rank computes another "
-                    "part of the objective "
+                    "from the gathered rows; call nn::all_gather() or SequenceRows::enter() where each rank "
+                    "computes another part of the objective "
                     "(backward sums the ranks' gradients), SequenceRows::enter_both().whole where all ranks "
                     "compute the same "
                     "(backward takes this rank's rows), or evaluate inside nn::NoGrad",

@@ -2,6 +2,7 @@
 #include <sherd/nn/models/generate.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include <sherd/fsdp/unsharded.h>
 
@@ -64,6 +65,35 @@ TEST(Generate, ABatchOfUnequalLengthsIsEachSequenceAlone) {
       }
     });
   }
+}
+
+/// 16 prompts of unequal lengths together, beside `transformers.generate` of each alone (tests/golden/make_generated.py), on one
+/// rank and on ranks that share the model.
+TEST(Generate, SixteenPromptsTogetherAreThoseOfTransformers) {
+  const auto all =
+      nlohmann::json::parse(std::ifstream(std::filesystem::path(GOLDEN_FOLDER) / "generated.json"));
+  for (const char* family : kFamilies)
+    for (const Arrangement& a : {Arrangement{.name = "one rank"},
+                                 {.name = "tp 2", .ranks = 2, .tp = 2},
+                                 {.name = "zero3", .ranks = 2}}) {
+      SCOPED_TRACE(std::string(family) + ", " + a.name);
+      launch(a.ranks, [&](RankContext& rank) {
+        const GoldenFolder golden(family);
+        ArrangedModel arranged(rank, golden.description, a);
+        arranged.shard();
+        golden.load(*arranged.model, golden.description);
+        Texts prompts;
+        for (const auto& text : all.at("families").at(family)) prompts.push_back(text.at("prompt"));
+        const Unsharded whole(*arranged.model);
+        const Texts made =
+            nn::generate(*arranged.model, prompts, {.max_tokens = 8, .same = rank.world.get()});
+        for (size_t i = 0; i < made.size(); ++i) {
+          const std::vector<int32_t> want = all.at("families").at(family)[i].at("made");
+          EXPECT_EQ(std::vector(made[i].begin(), made[i].begin() + std::ssize(want)), want)
+              << family << ", prompt " << i;
+        }
+      });
+    }
 }
 
 TEST(Generate, SequencesEndByStopTokensAndLengthOnTheirOwn) {
