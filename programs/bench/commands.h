@@ -18,6 +18,8 @@ struct Command {
 Command checkpoint_command(CLI::App& app);
 /// Kernels beside a copy and a matrix product of the same device.
 Command device_command(CLI::App& app);
+/// Greedy texts by batch.
+Command generate_command(CLI::App& app);
 /// Muon's optimizer phase by plan entry and form, and a whole step beside one of AdamW.
 Command muon_command(CLI::App& app);
 /// Five of Jordan's steps on the shapes of transformers' matrices, beside a matrix product.

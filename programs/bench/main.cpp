@@ -35,7 +35,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(0, 1);  // 1 would call for a command instead of naming a word that is none
   const Command commands[] = {muon_command(app),          checkpoint_command(app),    device_command(app),
                               newton_schulz_command(app), products_command(app),      soak_command(app),
-                              soap_command(app),          training_soak_command(app), windows_command(app)};
+                              soap_command(app),          training_soak_command(app), windows_command(app),
+                              generate_command(app)};
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");

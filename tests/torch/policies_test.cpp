@@ -54,6 +54,42 @@ TEST(TorchPolicies, LayersOfLibtorchsTransformerAreUnits) {
       .run();
 }
 
+/// An encoder and a decoder that the program holds and calls itself.
+struct BuiltCodersImpl : nn::Module {
+  BuiltCodersImpl() {
+    encoder = register_module("encoder",
+                              sherd::torch::TransformerEncoder(nn::TransformerEncoder(encoder_layer(), 2)));
+    decoder = register_module("decoder",
+                              sherd::torch::TransformerDecoder(nn::TransformerDecoder(decoder_layer(), 2)));
+  }
+  static nn::TransformerEncoderLayerOptions encoder_layer() {
+    return nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12).dropout(0);
+  }
+  static nn::TransformerDecoderLayerOptions decoder_layer() {
+    return nn::TransformerDecoderLayerOptions(8, 2).dim_feedforward(12).dropout(0);
+  }
+  Tensor forward(const Tensor& source, const Tensor& target) { return decoder(target, encoder(source)); }
+  sherd::torch::TransformerEncoder encoder = nullptr;
+  sherd::torch::TransformerDecoder decoder = nullptr;
+};
+SHERD_TORCH_MODULE(BuiltCoders);
+
+TEST(TorchPolicies, LayersOfCodersThatAProgramHoldsAreUnits) {
+  const nn::TransformerEncoder encoder(BuiltCodersImpl::encoder_layer(), 2);
+  nn::TransformerEncoder same(encoder);
+  sherd::torch::TransformerEncoder sharded(encoder);
+  EXPECT_EQ(sharded->named_parameters().keys(), encoder->named_parameters().keys());
+  const Tensor x = random({4, 3, 8}, 1);
+  EXPECT_TRUE(torch::equal(sharded(x), same(x)));
+  Comparison<BuiltCoders>{[](BuiltCoders& m, int r) {
+                            return m(random({4, 3, 8}, r), random({5, 3, 8}, r + 10)).square().mean();
+                          },
+                          [](BuiltCoders& m, const auto& mesh, const auto& options) {
+                            EXPECT_EQ(sherd::torch::wrap_each(*m, translator_layers(), mesh, options), 4);
+                          }}
+      .run();
+}
+
 TEST(TorchPolicies, LayersThatCannotBeReplacedSaySo) {
   launch(1, [](RankContext& rank) {
     BuiltTranslator model;
