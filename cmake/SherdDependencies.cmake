@@ -39,3 +39,19 @@ if(NOT TARGET xxHash::xxhash)
   set_target_properties(xxHash::xxhash PROPERTIES IMPORTED_LOCATION ${XXHASH_LIBRARY}
     INTERFACE_INCLUDE_DIRECTORIES ${XXHASH_INCLUDE_DIR})
 endif()
+
+# Text of prompts is split by PCRE2 and normalised by utf8proc.
+find_library(PCRE2_LIBRARY NAMES ${PCRE2_LIBRARY_NAMES} pcre2-8 REQUIRED)
+find_path(PCRE2_INCLUDE_DIR pcre2.h REQUIRED)
+if(NOT TARGET PCRE2::8BIT)
+  add_library(PCRE2::8BIT UNKNOWN IMPORTED)
+  set_target_properties(PCRE2::8BIT PROPERTIES IMPORTED_LOCATION ${PCRE2_LIBRARY}
+    INTERFACE_INCLUDE_DIRECTORIES ${PCRE2_INCLUDE_DIR})
+endif()
+find_library(UTF8PROC_LIBRARY NAMES ${UTF8PROC_LIBRARY_NAMES} utf8proc REQUIRED)
+find_path(UTF8PROC_INCLUDE_DIR utf8proc.h REQUIRED)
+if(NOT TARGET utf8proc::utf8proc)
+  add_library(utf8proc::utf8proc UNKNOWN IMPORTED)
+  set_target_properties(utf8proc::utf8proc PROPERTIES IMPORTED_LOCATION ${UTF8PROC_LIBRARY}
+    INTERFACE_INCLUDE_DIRECTORIES ${UTF8PROC_INCLUDE_DIR})
+endif()

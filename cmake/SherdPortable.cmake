@@ -1,7 +1,7 @@
 # Programs that run on other Linux machines with an older or newer distribution: what Debian has static archives of is
 # linked from those, the rest is looked for in lib/ beside bin/ (scripts/gpu_check.sh --pack puts it there).
 #
-#   static: protobuf, RE2, xxHash, LAPACK, BLAS and Fortran's runtime (netlib's: no program depends on their speed); fmt from
+#   static: protobuf, RE2, xxHash, PCRE2, utf8proc, LAPACK, BLAS and Fortran's runtime (netlib's: no program depends on their speed); fmt from
 #           its headers
 #   shared: oneDNN (no archive), and with it libgomp and libstdc++, of which a program must not have two; libcrypto, which
 #           is large; CUDA, NCCL
@@ -17,6 +17,8 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib:$ORIGIN/../cuda/lib64:/usr/local/cuda/li
 add_link_options(-Wl,--disable-new-dtags)
 set(RE2_LIBRARY_NAMES libre2.a)
 set(XXHASH_LIBRARY_NAMES libxxhash.a)
+set(PCRE2_LIBRARY_NAMES libpcre2-8.a)
+set(UTF8PROC_LIBRARY_NAMES libutf8proc.a)
 
 find_path(FMT_INCLUDE_DIR fmt/core.h REQUIRED)
 add_library(fmt::fmt INTERFACE IMPORTED)

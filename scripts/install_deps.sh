@@ -5,7 +5,8 @@ set -euo pipefail
 
 packages=(
   g++ cmake ninja-build
-  libdnnl-dev liblapack-dev libfmt-dev libcli11-dev nlohmann-json3-dev libprotobuf-dev protobuf-compiler libre2-dev libxxhash-dev libssl-dev
+  libdnnl-dev liblapack-dev libfmt-dev libcli11-dev nlohmann-json3-dev libprotobuf-dev protobuf-compiler libre2-dev libxxhash-dev
+  libssl-dev libpcre2-dev libutf8proc-dev
   libgtest-dev libgmock-dev librapidcheck-dev
   "$@"
 )

@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/checkpoint/files/file_system.h>
+#include <sherd/train/text/detail/text_encoder.h>
 #include <sherd/train/text/utf8.h>
 
 namespace sherd {
@@ -23,6 +25,22 @@ int64_t Tokenizer::find(std::string_view token) const {
   for (size_t i = 0; i < pieces_.size(); ++i)
     if (pieces_[i].known && pieces_[i].token == token) return static_cast<int64_t>(i);
   return -1;
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special) const {
+  if (!encoder_) throw NotSupported(no_encoder_);
+  for (size_t at = 0; at < text.size();) {
+    const size_t size = utf8_character(text.substr(at));
+    if (size == 0)
+      throw InvalidArgument(fmt::format("text to encode: byte {}, 0x{:02x}, is not UTF-8; convert the text",
+                                        at, static_cast<uint8_t>(text[at])));
+    at += size;
+  }
+  try {
+    return encoder_->encode(text, add_special);
+  } catch (const InvalidArgument& e) {
+    throw InvalidArgument(fmt::format("the tokenizer '{}' {}", printable(source_), e.what()));
+  }
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& tokens, bool skip_special) const {

@@ -1,4 +1,4 @@
-// Decoding of tokens to text by a tokenizer.json. scripts/tokenize.py encodes text to tokens.
+// Text to tokens and back, by a tokenizer.json.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,26 @@
 
 namespace sherd {
 
-/// The decoding half of a tokenizer.json of Hugging Face's `tokenizers`, for models of type BPE with one of
-/// two decoders. ByteLevel (GPT-2, Llama 3, Qwen): each character of a token is a byte; a token with other
+class TextEncoder;
+
+/// A tokenizer.json of Hugging Face's `tokenizers`, for models of type BPE. Tokens are those of that package's encode(),
+/// texts those of its decode(), byte by byte. Immutable; threads may share it.
+///
+/// Decoders. ByteLevel (GPT-2, Llama 3, Qwen): each character of a token is a byte; a token with other
 /// characters is taken as it is. Sequence of Replace, ByteFallback, Fuse and Strip (Llama 2, Mistral):
 /// strings are replaced in each token, tokens "<0xNN>" are bytes, and so many leading characters of the whole
-/// text are dropped. Texts are those of that package's decode(), byte by byte. Immutable.
+/// text are dropped.
+///
+/// Parts that encode, alone or in a Sequence:
+///  - added tokens with single_word, lstrip, rstrip, normalized;
+///  - normalizer: NFC, NFD, NFKC, NFKD, Prepend, Replace;
+///  - pre_tokenizer: ByteLevel, Digits, Metaspace, Split by a String or a Regex that Oniguruma and PCRE2 read alike;
+///  - model: ignore_merges, byte_fallback, unk_token, fuse_unk;
+///  - post_processor: ByteLevel, TemplateProcessing.
+/// Truncation and padding of the file are ignored.
+///
+/// Characters are those of the Unicode version of PCRE2 (splitting) and utf8proc (normalizers): 14 in Debian 12.
+/// `tokenizers` 0.23 splits by Unicode 16: a character that is newer than the library's version counts as unassigned here.
 class Tokenizer {
  public:
   /// @throws IoError naming the file: unreadable, no tokenizer.json, a model or decoder of other types (by
@@ -29,6 +44,12 @@ class Tokenizer {
   int64_t size() const { return static_cast<int64_t>(pieces_.size()); }
   /// Returns the token with this exact spelling ("</s>"), or -1.
   int64_t find(std::string_view token) const;
+
+  /// Returns the tokens of a text. Spellings of special tokens in it are these tokens. @param add_special adds the tokens
+  /// of the file's post_processor, such as <|begin_of_text|>. Takes O(n log n) for n bytes. @throws InvalidArgument with the
+  /// offset of the byte that is not UTF-8, or for a text that the file's patterns cannot split; NotSupported naming the file
+  /// and the part that cannot be followed. Such a file still decodes.
+  [[nodiscard]] std::vector<int32_t> encode(std::string_view text, bool add_special = true) const;
 
   /// Returns the text of all tokens. @param skip_special leaves out special tokens.
   [[nodiscard]] std::string decode(const std::vector<int32_t>& tokens, bool skip_special = false) const;
@@ -45,6 +66,8 @@ class Tokenizer {
   std::string strip_;        // a character that is dropped at the text's beginning ...
   int64_t strip_count_ = 0;  // ... so often at most
   std::vector<Piece> pieces_;
+  std::shared_ptr<const TextEncoder> encoder_;
+  std::string source_, no_encoder_;  // for messages; why there is no encoder
 };
 
 /// Text as it is made, token by token: what would change with the next token is held back, namely characters

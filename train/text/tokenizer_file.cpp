@@ -1,4 +1,4 @@
-// Reader of tokenizer.json, as far as decoding needs it.
+// Reader of the decoding half of a tokenizer.json.
 #include <sherd/train/text/tokenizer.h>
 
 #include <algorithm>
@@ -12,29 +12,18 @@
 #include <sherd/base/detail/json_text.h>
 #include <sherd/base/error.h>
 #include <sherd/base/printable.h>
+#include <sherd/train/text/detail/byte_characters.h>
+#include <sherd/train/text/detail/text_encoder.h>
+#include <sherd/train/text/detail/tokenizer_json.h>
 
 namespace sherd {
 namespace {
 
 using nlohmann::json;
 
-/// The characters that stand for bytes in byte-level vocabularies: printable ones of Latin-1 for themselves,
-/// the other bytes, in order, from U+0100 on (GPT-2's table). Below U+0144; -1 where a character stands for
-/// none.
-std::array<int, 0x144> bytes_of_characters() {
-  std::array<int, 0x144> table;
-  table.fill(-1);
-  size_t next = 0x100;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
-    table[printable ? static_cast<size_t>(byte) : next++] = byte;
-  }
-  return table;
-}
-
 /// The bytes that a token's characters stand for; the token itself when one of them stands for none.
 std::string byte_level_text(const std::string& token) {
-  static const std::array<int, 0x144> table = bytes_of_characters();
+  const std::array<int, 0x144>& table = bytes_of_characters();
   std::string bytes;
   for (size_t i = 0; i < token.size(); ++i) {
     const auto first = static_cast<uint8_t>(token[i]);
@@ -80,10 +69,6 @@ std::string replaced(std::string_view text, std::string_view pattern, std::strin
   return out.append(text);
 }
 
-// In messages.
-constexpr size_t kShown = 80;
-std::string name(std::string_view text) { return printable(text, kShown); }
-
 // Limits of a Replace's size and of their number: files have one or two, of a few bytes. Texts of all tokens
 // together may have kGrowth times the bytes of the file, and so many more.
 constexpr size_t kMaxPattern = 1024, kMaxReplacements = 64, kGrowth = 4, kMoreText = size_t{64} << 10;
@@ -91,10 +76,10 @@ constexpr size_t kMaxPattern = 1024, kMaxReplacements = 64, kGrowth = 4, kMoreTe
 }  // namespace
 
 /// Reads one file.
-class TokenizerFile {
+class TokenizerFile : TokenizerJson {
  public:
   TokenizerFile(const json& file, const std::string& source, size_t bytes)
-      : file_(file), source_(source), text_left_(kGrowth * bytes + kMoreText) {}
+      : TokenizerJson(source), file_(file), text_left_(kGrowth * bytes + kMoreText) {}
 
   Tokenizer read() {
     if (!file_.is_object()) refuse("is not a JSON object");
@@ -112,8 +97,8 @@ class TokenizerFile {
     for (const auto& [token, number] : vocab.items()) {
       Tokenizer::Piece& piece = place(number, token);
       if (piece.known)
-        refuse(fmt::format("gives the number {} to '{}' and to '{}'", shown_value(number), name(piece.token),
-                           name(token)));
+        refuse(fmt::format("gives the number {} to '{}' and to '{}'", shown_value(number),
+                           shown_name(piece.token), shown_name(token)));
       piece = piece_of(token);
     }
     for (const json& token : added) read_added(token);
@@ -121,22 +106,6 @@ class TokenizerFile {
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& why) const {
-    throw IoError(fmt::format("the tokenizer '{}' {}", printable(source_), why));
-  }
-
-  const json& member(const json& object, const char* key, const char* what) const {
-    if (!object.is_object() || !object.contains(key)) refuse(fmt::format("lacks '{}' in {}", key, what));
-    return object[key];
-  }
-
-  std::string text(const json& object, const char* key) const {
-    const json& value = member(object, key, "one of its entries");
-    if (!value.is_string())
-      refuse(fmt::format("has a '{}' that is not a string: {}", key, shown_value(value)));
-    return value.get<std::string>();
-  }
-
   void read_decoder(const json& decoder) {
     const std::string type = decoder.is_object() ? text(decoder, "type") : shown_value(decoder);
     if (type == "ByteLevel") return;
@@ -170,7 +139,7 @@ class TokenizerFile {
     refuse(fmt::format(
         "has the decoder '{}'; ByteLevel can be read, and a Sequence of Replace, ByteFallback, Fuse, Strip "
         "in this order",
-        name(type)));
+        shown_name(type)));
   }
 
   std::pair<std::string, std::string> replacement(const json& step) const {
@@ -180,8 +149,8 @@ class TokenizerFile {
     auto string = pattern["String"].get<std::string>();
     if (string.empty()) refuse("replaces the empty string");
     if (string.size() > kMaxPattern)
-      refuse(fmt::format("replaces '{}', {} bytes; at most {} are searched for", name(string), string.size(),
-                         kMaxPattern));
+      refuse(fmt::format("replaces '{}', {} bytes; at most {} are searched for", shown_name(string),
+                         string.size(), kMaxPattern));
     if (replacements_.size() == kMaxReplacements)
       refuse(fmt::format("has more than {} Replace steps in its decoder; merge them", kMaxReplacements));
     return {std::move(string), text(step, "content")};
@@ -205,11 +174,7 @@ class TokenizerFile {
     const auto content = text(token, "content");
     Tokenizer::Piece& piece = place(member(token, "id", "an added token"), content);
     piece = piece_of(content);
-    if (token.contains("special")) {
-      if (!token["special"].is_boolean())
-        refuse(fmt::format("has an added token whose 'special' is {}", shown_value(token)));
-      piece.special = token["special"].get<bool>();
-    }
+    piece.special = flag(token, "special", false);
   }
 
   Tokenizer::Piece& place(const json& number, const std::string& token) {
@@ -218,7 +183,7 @@ class TokenizerFile {
       refuse(fmt::format(
           "gives the number {} to the token '{}'; numbers are from 0 to little more than the count of "
           "tokens",
-          shown_value(number), name(token)));
+          shown_value(number), shown_name(token)));
     const auto i = number.get<size_t>();
     if (i >= result_.pieces_.size()) result_.pieces_.resize(i + 1);
     return result_.pieces_[i];
@@ -250,12 +215,11 @@ class TokenizerFile {
           fmt::format("replaces '{}' in the token '{}' by {} bytes, {} times; the texts of all tokens would "
                       "pass {} times the size "
                       "of the file: shorten the 'content' of the Replace step",
-                      name(pattern), name(piece.token), with.size(), count, kGrowth));
+                      shown_name(pattern), shown_name(piece.token), with.size(), count, kGrowth));
     piece.text = replaced(piece.text, pattern, with, kept + count * with.size());
   }
 
   const json& file_;
-  const std::string& source_;
   size_t text_left_;  // bytes that the texts of the tokens to come may have together
   Tokenizer result_;
   std::vector<std::pair<std::string, std::string>> replacements_;
@@ -266,7 +230,14 @@ class TokenizerFile {
 std::shared_ptr<const Tokenizer> Tokenizer::parse(std::string_view text, const std::string& source) {
   try {
     const json file = read_json(text);
-    return std::make_shared<const Tokenizer>(TokenizerFile(file, source, text.size()).read());
+    Tokenizer tokenizer = TokenizerFile(file, source, text.size()).read();
+    tokenizer.source_ = source;
+    try {
+      tokenizer.encoder_ = TextEncoder::read(file, source);
+    } catch (const IoError& e) {
+      tokenizer.no_encoder_ = e.what();
+    }
+    return std::make_shared<const Tokenizer>(std::move(tokenizer));
   } catch (const JsonError& e) {
     throw IoError(fmt::format("the tokenizer '{}' {}; name a tokenizer.json of Hugging Face's tokenizers",
                               printable(source), e.what()));

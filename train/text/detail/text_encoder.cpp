@@ -1,0 +1,66 @@
+#include <sherd/train/text/detail/text_encoder.h>
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <sherd/base/error.h>
+
+namespace sherd {
+namespace {
+
+constexpr size_t kMaxText = size_t{1} << 30;  // merges count characters with 32 bits
+
+}  // namespace
+
+std::string TextEncoder::normalize(std::string_view text) const {
+  std::string out(text);
+  for (const Normalizer& step : normalizers_) {
+    out = step(std::move(out));
+    if (out.size() > kMaxText)
+      throw InvalidArgument(fmt::format("makes {} bytes of a text by its normalizer; at most {} are encoded",
+                                        out.size(), kMaxText));
+  }
+  return out;
+}
+
+std::vector<int32_t> TextEncoder::encode(std::string_view text, bool add_special) const {
+  std::vector<Piece> pieces;
+  for (const AddedTokens::Part& part : as_they_are_.split(text)) {
+    const bool first = part.text.data() == text.data();
+    if (part.token >= 0) {
+      pieces.push_back({"", part.token, first});
+      continue;
+    }
+    const std::string normal = normalize(part.text);
+    for (const AddedTokens::Part& inner : normalized_.split(normal))
+      pieces.push_back({inner.token < 0 ? std::string(inner.text) : "", inner.token,
+                        first && inner.text.data() == normal.data()});
+  }
+  for (const PreTokenizer& step : pre_tokenizers_) {
+    std::vector<Piece> words;
+    for (Piece& piece : pieces) {
+      if (piece.token >= 0)
+        words.push_back(std::move(piece));
+      else
+        step(std::move(piece), words);
+    }
+    pieces = std::move(words);
+  }
+  std::vector<int32_t> tokens, all;
+  for (const Piece& piece : pieces) {
+    if (piece.token >= 0)
+      tokens.push_back(piece.token);
+    else
+      model_.encode(piece.text, tokens);
+  }
+  for (const int32_t token : template_) {
+    if (token < 0)
+      all.insert(all.end(), tokens.begin(), tokens.end());
+    else if (add_special)
+      all.push_back(token);
+  }
+  return all;
+}
+
+}  // namespace sherd
