@@ -1,4 +1,4 @@
-// Any bytes as a tokenizer.json are accepted or refused with an IoError that can be printed; what is accepted decodes.
+// Any bytes as a tokenizer.json are accepted or refused with an IoError that can be printed; what is accepted decodes, and encodes or says why not.
 #include <numeric>
 
 #include <sherd/base/error.h>
@@ -17,6 +17,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (text.size() > 3 * (4 * size + (size_t{64} << 10) + tokens.size()))
       throw std::logic_error("a tokenizer multiplies its file");
     tokenizer->find("a");
+    try {
+      (void)tokenizer->encode("a b  \u00e9\n12 'S a\u0301\u0323 </s>");
+    } catch (const sherd::NotSupported& e) {
+      require_printable(e.what());
+    } catch (const sherd::InvalidArgument& e) {
+      require_printable(e.what());
+    }
   } catch (const sherd::IoError& e) {
     require_printable(e.what());
   }

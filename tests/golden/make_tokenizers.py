@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains two small tokenizers and writes them, with what their package decodes, to tests/golden/tokenizers/.
+"""Trains three small tokenizers and writes them, with what their package decodes and encodes, to tests/golden/tokenizers/.
 
 Needs the package `tokenizers` alone; tests/golden/README.md tells more.
 """
@@ -9,7 +9,7 @@ import pathlib
 import random
 
 import tokenizers
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 FOLDER = pathlib.Path(__file__).parent / "tokenizers"
 TEXT = [
@@ -47,6 +47,35 @@ def sentence_piece():
     return Tokenizer.from_str(json.dumps(content))
 
 
+def words():
+    """Parts of Llama 3, Qwen and gpt-oss."""
+    t = Tokenizer(models.BPE(ignore_merges=True))
+    t.normalizer = normalizers.NFC()
+    end = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    pattern = (rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{end}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{end}|"
+               r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"),
+                                               pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    t.decoder = decoders.ByteLevel()
+    t.train_from_iterator(TEXT, trainers.BpeTrainer(
+        vocab_size=420, special_tokens=["<|begin_of_text|>", "<|eot|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    t.add_tokens([AddedToken("lazy", single_word=True), AddedToken("\u212b", normalized=True), "laz", "ö"])
+    t.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True)])
+    t.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)])])
+    return t
+
+
+def encoded(t):
+    texts = TEXT[:4] + [
+        "", " ", "   x  ", "DON'T they'Ll 1234567 HTTPServer/\n\n\n  a\u0301\u0323 \u1e9b\u0323 \u180e\u00a0\u2003.", "lazy lazyx xlazy laz",
+        "a <mask>  b<|eot|><|begin_of_text|>é \u212b Å A\u030a o\u0308", "\0\x7f\ue000\U0010ffff▁ <0x41>\u00ad", "</s>x<s>  <unk> y",
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" * 20]
+    return [{"text": text, "ids": t.encode(text, add_special_tokens=False).ids, "with_special": t.encode(text).ids} for text in texts]
+
+
 def cases(t, rng):
     size = t.get_vocab_size()
     lists = [t.encode(text, add_special_tokens=False).ids for text in TEXT[:4]]
@@ -61,10 +90,11 @@ def cases(t, rng):
 def main():
     FOLDER.mkdir(exist_ok=True)
     rng = random.Random(14)
-    for name, t in (("byte_level", byte_level()), ("sentence_piece", sentence_piece())):
+    for name, t in (("byte_level", byte_level()), ("sentence_piece", sentence_piece()), ("words", words())):
         t.save(str(FOLDER / f"{name}.json"), pretty=False)
-        content = {"tokenizers": tokenizers.__version__, "cases": cases(t, rng)}
-        (FOLDER / f"{name}_decoded.json").write_text(json.dumps(content, separators=(",", ":")) + "\n")
+        for kind, made in (("decoded", cases(t, rng)), ("encoded", encoded(t))):
+            content = {"tokenizers": tokenizers.__version__, "cases": made}
+            (FOLDER / f"{name}_{kind}.json").write_text(json.dumps(content, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

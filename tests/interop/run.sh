@@ -10,7 +10,7 @@ case $1 in
   */chat_test.py) needs='import jinja2, tokenizers, transformers' ;;
   */hf_interop.py | */hf_training.py | */multi_token_training.py | */rope_training.py | */sft_training.py) needs='import safetensors.torch
 from transformers import Qwen3MoeConfig' ;;
-  */tokenize_test.py) needs='import tokenizers' ;;
+  */encode_test.py | */tokenize_test.py) needs='import tokenizers' ;;
 esac
 program='import os, runpy, sys
 needs = sys.argv[1]

@@ -51,7 +51,7 @@ def main():
         whole = [t for d in documents for t in d]
         common = [*tokenizer, "--append-eos", "--key", "body", *files]
 
-        # Usage that the refusal of train_gpt's --prompt names.
+        # For --prompt-tokens of train_gpt.
         said = run(*tokenizer, "--prompt", "Once, ä")
         assert said == ",".join(map(str, byte_level.encode("Once, ä").ids)) + "\n", said
         run(*tokenizer, "--prompt", "a", "--out", folder / "none", code=2)

@@ -84,6 +84,29 @@ std::shared_ptr<const sherd::Tokenizer> tokenizer_of(const TrainConfig& c, const
   return there ? sherd::Tokenizer::load(own) : nullptr;
 }
 
+// Returns the tokens of --prompt, special tokens of the tokenizer's template included.
+std::vector<int32_t> encoded_prompt(const TrainConfig& c, const sherd::Tokenizer* tokenizer, int64_t vocab) {
+  const auto refuse = [](const std::string& why) {
+    throw sherd::InvalidArgument(
+        fmt::format("--prompt: {}, or the text's tokens with --prompt-tokens LIST", why));
+  };
+  if (!tokenizer)
+    refuse(fmt::format("--model {} has no tokenizer.json; give one with --tokenizer FILE", c.model));
+  std::vector<int32_t> tokens;
+  try {
+    tokens = tokenizer->encode(c.prompt);
+  } catch (const sherd::Error& e) {
+    refuse(fmt::format("{}; give another --tokenizer FILE", e.what()));
+  }
+  if (tokens.empty()) refuse("the tokenizer makes no tokens of it; give a longer text");
+  if (const int32_t largest = std::ranges::max(tokens); largest >= vocab)
+    refuse(fmt::format(
+        "the tokenizer makes the token {} of it, and --model {} has {} tokens; give the model's own "
+        "with --tokenizer FILE",
+        largest, c.model, vocab));
+  return tokens;
+}
+
 // Whether it is a name of the Hugging Face Hub, ORG/NAME.
 bool is_hub_name(const std::string& model) {
   const auto is_part = [](std::string_view part) {
@@ -192,6 +215,8 @@ TrainConfig with_model_files(TrainConfig c) {
     if (c.sample_bytes() > 0) {
       files->tokenizer = tokenizer_of(c, files->source);
       if (!files->source.folder.empty()) files->end_of_text = sherd::hf::end_of_text(files->source.folder);
+      if (!c.prompt.empty())
+        files->prompt = encoded_prompt(c, files->tokenizer.get(), files->source.config.description.vocab);
     }
   }
   return c;

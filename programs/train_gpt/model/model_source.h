@@ -49,6 +49,8 @@ struct ModelFiles {
   std::shared_ptr<const sherd::Tokenizer> tokenizer;
   /// Tokens that end the text of --sample.
   std::vector<int32_t> end_of_text;
+  /// Tokens of --prompt; empty without it, or where rank 0 is in another process.
+  std::vector<int32_t> prompt;
 };
 
 /// The same settings with TrainConfig::files, where there is a --model. @throws sherd::InvalidArgument as

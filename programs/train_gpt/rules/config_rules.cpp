@@ -100,10 +100,10 @@ void check_data(const TrainConfig& c, const RuleCheck& rules) {
   if (!c.has_tokens() && (c.trains() || c.eval_only))
     rules.refuse("model",
                  "takes tokens; give --tokens or --sft FILE (scripts/tokenize.py makes them), or --steps 0");
-  if (c.sample_bytes() > 0 && c.prompt_tokens.empty())
+  if (c.sample_bytes() > 0 && c.prompt.empty() && c.prompt_tokens.empty())
     rules.add("sample",
-              "--sample: of a --model begins with tokens; give --prompt-tokens LIST (a text's, by "
-              "scripts/tokenize.py --prompt)");
+              "--sample: of a --model begins with a text; give --prompt TEXT, or its tokens with "
+              "--prompt-tokens LIST");
 }
 
 void check_schedule(const TrainConfig& c, const RuleCheck& rules) {

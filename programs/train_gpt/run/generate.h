@@ -11,8 +11,8 @@
 
 namespace train_gpt {
 
-/// Returns the tokens that text is generated from: the bytes of --prompt, or with --model --prompt-tokens. @throws as
-/// parse_prompt_tokens().
+/// Returns the tokens that text is generated from: the bytes of --prompt; with --model those of --prompt-tokens, or of --prompt as its
+/// tokenizer encodes it (in the process of rank 0, empty in others). @throws as parse_prompt_tokens() and with_model_files().
 std::vector<int32_t> prompt_tokens(const TrainConfig& config);
 
 /// Prints tokens as they are made: as bytes without --model; with it as text by --tokenizer or the tokenizer.json of --model's folder, else as

@@ -173,6 +173,36 @@ TEST(ModelFolders, GenerateTheSameTokensOnAnyRanks) {
   }
 }
 
+// The tokenizer's template puts token 0 first.
+TEST(ModelFolders, PromptsAreEncodedByTheTokenizer) {
+  const fs::path own = fs::path(GOLDEN_FOLDER) / "tokenizers" / "words.json";
+  const auto run = [&](const fs::path& tokenizer, const Flags& start) {
+    return run_train_gpt(Flags{"--model", folder_of("llama").string(), "--sample-only", "--sample", "6",
+                               "--temperature", "0", "--quiet"} +
+                         (tokenizer.empty() ? Flags{} : Flags{"--tokenizer", tokenizer.string()}) + start);
+  };
+  const Finished text = run(own, {"--prompt", "XQ"});
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, testing::StartsWith("<|begin_of_text|>XQ"));
+  EXPECT_EQ(text.out, run(own, {"--prompt-tokens", "0,57,50"}).out);
+  EXPECT_EQ(text.out, run(own, {"--prompt", "XQ", "--ranks", "2"}).out);
+  const auto refused = [&](int code, const fs::path& tokenizer, const Flags& start,
+                           const std::string& words) {
+    const Finished f = run(tokenizer, start);
+    EXPECT_EQ(f.exit_code, code) << show(start);
+    EXPECT_THAT(f.err, AllOf(HasSubstr(words), HasSubstr("--prompt-tokens")));
+  };
+  refused(2, own, {"--prompt", "XQ", "--prompt-tokens", "1"}, "is the start of the text");
+  refused(1, "", {"--prompt", "XQ"}, "has no tokenizer.json; give one with --tokenizer FILE");
+  refused(1, own, {"--prompt", "the lazy dog"}, "has 199 tokens; give the model's own");
+  refused(1, own, {"--prompt", "\xff"}, "byte 0, 0xff, is not UTF-8");
+  nlohmann::json other = nlohmann::json::parse(read_file(own));
+  other["normalizer"] = {{"type", "Lowercase"}};
+  const fs::path unsupported = scratch("unsupported.json");
+  write_file(unsupported, other.dump());
+  refused(1, unsupported, {"--prompt", "XQ"}, "the normalizer 'Lowercase'");
+}
+
 // A copy of a golden folder without what only its tests need, with some settings of config.json replaced.
 fs::path copy_of(const std::string& family, const nlohmann::json& settings, bool weights) {
   const fs::path copy = scratch("copy");

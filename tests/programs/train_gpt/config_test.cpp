@@ -43,10 +43,14 @@ TEST(Config, ModelsHaveSizesOfTheirOwn) {
               HasSubstr("--dim, --expert-top-k: --model gpt2-124m has sizes of its own"));
   EXPECT_THAT(with({"--seq", "2048"}), AllOf(HasSubstr("gpt2-124m"), HasSubstr("1024")));
   EXPECT_THAT(with({"--data", "x"}), HasSubstr("--data: --tokens t.bin is what is trained on"));
-  EXPECT_THAT(with({"--sample", "5"}), HasSubstr("give --prompt-tokens"));
-  EXPECT_THAT(
-      with({"--sample", "5", "--prompt", "Once"}),
-      HasSubstr("--prompt-tokens \"$(scripts/tokenize.py --tokenizer tokenizer.json --prompt TEXT)\""));
+  EXPECT_THAT(with({"--sample", "5"}),
+              HasSubstr("give --prompt TEXT, or its tokens with --prompt-tokens LIST"));
+  EXPECT_THAT(with({"--sample", "5", "--prompt", "Once", "--prompt-tokens", "1"}),
+              HasSubstr("--prompt Once: --prompt-tokens 1 is the start of the text"));
+  EXPECT_EQ(
+      parse({"--model", "gpt2-124m", "--from-scratch", "--steps", "0", "--sample", "5", "--prompt", "Once"})
+          .prompt,
+      "Once");
   EXPECT_THAT(refusal({"--model", "gpt2-124m", "--tokens", "t"}), HasSubstr("give --from-scratch"));
   EXPECT_THAT(refusal({"--model", "gpt2-124m", "--from-scratch"}), HasSubstr("give --tokens or --sft FILE"));
   EXPECT_THAT(refusal({"--model", "gpt5"}), AllOf(HasSubstr("no such folder"), HasSubstr("llama3-8b")));

@@ -20,7 +20,7 @@ using nlohmann::json;
 std::string golden(const std::string& name) { return std::string(GOLDEN_FOLDER) + "/tokenizers/" + name; }
 
 TEST(Tokenizer, DecodesAsThePackageDoes) {
-  for (const std::string name : {"byte_level", "sentence_piece"}) {
+  for (const std::string name : {"byte_level", "sentence_piece", "words"}) {
     const auto tokenizer = Tokenizer::load(golden(name + ".json"));
     const json file = json::parse(std::ifstream(golden(name + "_decoded.json")));
     for (const json& c : file.at("cases")) {

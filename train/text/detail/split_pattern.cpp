@@ -145,6 +145,7 @@ std::string error_text(int error) {
 template <class T, void (*release)(T*)>
 using Owned = std::unique_ptr<T, decltype([](T* p) { release(p); })>;
 using CompileContext = Owned<pcre2_compile_context, pcre2_compile_context_free>;
+using MatchContext = Owned<pcre2_match_context, pcre2_match_context_free>;
 using MatchData = Owned<pcre2_match_data, pcre2_match_data_free>;
 
 }  // namespace
@@ -178,7 +179,12 @@ SplitPattern::SplitPattern(std::string_view pattern, uint32_t options) {
 std::vector<SplitPattern::Part> SplitPattern::parts(std::string_view text) const {
   const auto* code = static_cast<const pcre2_code*>(code_.get());
   const MatchData data(pcre2_match_data_create_from_pattern(code, nullptr));
-  if (!data) throw std::bad_alloc();
+  const MatchContext limits(pcre2_match_context_create(nullptr));
+  if (!data || !limits) throw std::bad_alloc();
+  // Linear in the text: patterns of published files go back over a word once or twice.
+  const auto limit = [](size_t of) { return static_cast<uint32_t>(std::min<size_t>(of, UINT32_MAX)); };
+  pcre2_set_match_limit(limits.get(), limit(1'000'000 + 64 * text.size()));
+  pcre2_set_heap_limit(limits.get(), limit(8192 + text.size() / 4));  // KiB
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(data.get());
   std::vector<Part> parts;
@@ -186,12 +192,15 @@ std::vector<SplitPattern::Part> SplitPattern::parts(std::string_view text) const
   bool matched = false;
   while (from <= text.size()) {
     const auto match = [&](uint32_t options) {
-      return pcre2_match(code, subject, text.size(), from, options | PCRE2_NO_UTF_CHECK, data.get(), nullptr);
+      return pcre2_match(code, subject, text.size(), from, options | PCRE2_NO_UTF_CHECK, data.get(),
+                         limits.get());
     };
     int found = match(0);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) found = match(PCRE2_NO_JIT);
     if (found == PCRE2_ERROR_NOMATCH) break;
-    if (found < 0) throw InvalidArgument(fmt::format("does not match: {}", error_text(found)));
+    if (found < 0)
+      throw InvalidArgument(fmt::format(
+          "has a pattern that takes PCRE2 too long for this text ({}); shorten the text", error_text(found)));
     // An empty match right behind a match does not count.
     if (bounds[0] == bounds[1] && matched && bounds[1] == previous) {
       from += from < text.size() ? utf8_character(text.substr(from)) : 1;

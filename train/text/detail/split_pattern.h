@@ -25,7 +25,7 @@ class SplitPattern {
     bool match;
   };
   /// Returns the matches and what is between them, in order. @param text valid UTF-8. @throws InvalidArgument when
-  /// the pattern takes more steps than PCRE2's limit of matches.
+  /// the pattern takes far more steps than the text has bytes.
   std::vector<Part> parts(std::string_view text) const;
 
  private:

@@ -7,19 +7,19 @@
 #include <sherd/base/error.h>
 
 namespace sherd {
-namespace {
 
-constexpr size_t kMaxText = size_t{1} << 30;  // merges count characters with 32 bits
-
-}  // namespace
+void require_growth(size_t from, size_t to) {
+  constexpr size_t kTimes = 64, kMore = size_t{64} << 10;  // NFKC makes 11 times the bytes of a character
+  if (to > kTimes * from + kMore)
+    throw InvalidArgument(
+        fmt::format("replaces {} bytes of text by {}; correct the 'content' of its Replace steps", from, to));
+}
 
 std::string TextEncoder::normalize(std::string_view text) const {
   std::string out(text);
   for (const Normalizer& step : normalizers_) {
     out = step(std::move(out));
-    if (out.size() > kMaxText)
-      throw InvalidArgument(fmt::format("makes {} bytes of a text by its normalizer; at most {} are encoded",
-                                        out.size(), kMaxText));
+    require_growth(text.size(), out.size());
   }
   return out;
 }

@@ -15,6 +15,9 @@
 
 namespace sherd {
 
+/// Refuses steps that multiply a text. @throws InvalidArgument as TextEncoder::encode().
+void require_growth(size_t from, size_t to);
+
 /// Steps in the order of `tokenizers`: added tokens, normalizer, normalized added tokens, splitting into words, merges,
 /// special tokens of the post-processor. Immutable.
 class TextEncoder {

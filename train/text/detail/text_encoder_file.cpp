@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include <sherd/base/detail/json_text.h>
-#include <sherd/base/enum_table.h>
 #include <sherd/base/error.h>
+#include <sherd/base/printable.h>
 #include <sherd/train/text/detail/byte_characters.h>
 #include <sherd/train/text/detail/normal_form.h>
 #include <sherd/train/text/detail/split_pattern.h>
@@ -33,8 +33,13 @@ std::optional<T> named(std::initializer_list<std::pair<const char*, T>> table, c
 }
 
 std::string replaced(std::string_view text, const SplitPattern& pattern, const std::string& with) {
+  const std::vector<SplitPattern::Part> parts = pattern.parts(text);
+  size_t bytes = 0;
+  for (const SplitPattern::Part& part : parts) bytes += part.match ? with.size() : part.end - part.begin;
+  require_growth(text.size(), bytes);
   std::string out;
-  for (const SplitPattern::Part& part : pattern.parts(text))
+  out.reserve(bytes);
+  for (const SplitPattern::Part& part : parts)
     out += part.match ? with : text.substr(part.begin, part.end - part.begin);
   return out;
 }
@@ -158,6 +163,7 @@ class TextEncoderFile : TokenizerJson {
   }
 
   void read_byte_level(const json& step) {
+    if (std::exchange(byte_level_, true)) refuse("has a second ByteLevel in its pre_tokenizer");
     if (flag(step, "add_prefix_space", true)) add_prefix(" ", false);
     if (flag(step, "use_regex", true)) add_split(SplitPattern::regex(kGpt2Words), SplitBehavior::Isolated);
     add([](Piece piece, std::vector<Piece>& out) {
@@ -168,6 +174,8 @@ class TextEncoderFile : TokenizerJson {
 
   void read_metaspace(const json& step) {
     const std::string blank = text(step, "replacement");
+    if (blank.empty() || utf8_character(blank) != blank.size())
+      refuse(fmt::format("has a Metaspace whose replacement '{}' is not one character", shown_name(blank)));
     const bool prefix = flag(step, "add_prefix_space", true);
     const std::string scheme = step.contains("prepend_scheme") ? text(step, "prepend_scheme")
                                : prefix                        ? "always"
@@ -272,7 +280,7 @@ class TextEncoderFile : TokenizerJson {
                        flag(token, "lstrip", false), flag(token, "rstrip", false)};
         if (one.text.empty()) continue;
         const bool normal = flag(token, "normalized", !special);
-        if (normal) one.text = result_.normalize(one.text);
+        if (normal) one.text = normalized_text(one.text);
         if (one.text.empty()) refuse("has an added token of which its normalizer leaves nothing");
         (normal ? normalized : as_they_are).push_back(std::move(one));
       }
@@ -280,9 +288,18 @@ class TextEncoderFile : TokenizerJson {
     result_.normalized_ = AddedTokens(std::move(normalized));
   }
 
+  std::string normalized_text(const std::string& content) const {
+    try {
+      return result_.normalize(content);
+    } catch (const InvalidArgument& e) {
+      refuse(e.what());
+    }
+  }
+
   const json& file_;
   TextEncoder result_;
   size_t steps_ = 0;
+  bool byte_level_ = false;
 };
 
 std::shared_ptr<const TextEncoder> TextEncoder::read(const json& file, const std::string& source) {
