@@ -61,7 +61,7 @@ def words():
     t.train_from_iterator(TEXT, trainers.BpeTrainer(
         vocab_size=420, special_tokens=["<|begin_of_text|>", "<|eot|>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    t.add_tokens([AddedToken("lazy", single_word=True), AddedToken("\u212b", normalized=True), "laz", "ö"])
+    t.add_tokens([AddedToken("lazy", single_word=True), AddedToken("\u00c5", normalized=True), "laz", "ö"])
     t.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True)])
     t.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(
         single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)])])

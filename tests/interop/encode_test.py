@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """encode_test.py ENCODE_TEXT [STRINGS [SEED]]: Tokenizer::encode() beside the package `tokenizers`.
 
-Trains tokenizers with the parts of published ones and compares the tokens of natural text, of STRINGS random ones each (default: 400),
+Trains tokenizers with the parts of published ones and compares the tokens of natural text, of STRINGS random ones each (default: 120),
 and of long words. 10000 strings take some minutes.
 """
 
@@ -18,7 +18,7 @@ import unicodedata
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 PROGRAM = sys.argv[1]
-STRINGS = int(sys.argv[2]) if len(sys.argv) > 2 else 400
+STRINGS = int(sys.argv[2]) if len(sys.argv) > 2 else 120
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 5
 
 

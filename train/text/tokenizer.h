@@ -67,7 +67,7 @@ class Tokenizer {
   int64_t strip_count_ = 0;  // ... so often at most
   std::vector<Piece> pieces_;
   std::shared_ptr<const TextEncoder> encoder_;
-  std::string source_, no_encoder_;  // for messages; why there is no encoder
+  std::string source_, no_encoder_;  // for messages; why encode() fails
 };
 
 /// Text as it is made, token by token: what would change with the next token is held back, namely characters

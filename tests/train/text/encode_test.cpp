@@ -55,12 +55,13 @@ TEST(Tokenizer, LongWordsTakeNoLongTime) {
              pieces = Tokenizer::load(golden_tokenizer("sentence_piece"));
   std::string marks;
   for (const char* mark : {"\u0301", "\u0323"})
-    for (int i = 0; i < 200'000; ++i) marks += mark;
-  for (const std::string& text : {std::string(1'000'000, 'a'), std::string(1'000'000, ' '), marks}) {
+    for (int i = 0; i < 100'000; ++i) marks += mark;
+  for (const std::string& text : {std::string(300'000, 'a'), std::string(300'000, ' '), marks}) {
     EXPECT_EQ(words->decode(words->encode(text), true).size(), text.size());
     EXPECT_EQ(pieces->decode(pieces->encode(text, false)), text);
   }
-  EXPECT_GT(words->encode(std::string(40'000'000, 'A')).size(), 1000u);
+  const std::string capitals(20'000'000, 'A');  // goes back over all of them
+  EXPECT_EQ(SplitPattern::regex("\\p{Lu}*\\p{Ll}+|\\p{Lu}+").parts(capitals).size(), 1u);
 }
 
 json byte_file() {
@@ -144,7 +145,7 @@ TEST(SplitPattern, OnigurumasSyntaxIsFollowedOrRefused) {
   };
   using Words = std::vector<std::string_view>;
   EXPECT_EQ(words("\\s+", "a \u180e\u3000b"),
-            (Words{"a", " ", "\u180e", "\u3000", "b"}));                   // U+180E is no space
+            (Words{"a", " ", "\u180e", "\u3000", "b"}));                   // U+180E is a format character
   EXPECT_EQ(words("^x|x$", "x\nx x"), (Words{"x", "\n", "x", " ", "x"}));  // ends of lines
   EXPECT_EQ(words("\\u00e9|[\\x41-\\x{43}]{2,3}", "\u00e9ABCA"), (Words{"\u00e9", "ABC", "A"}));
   EXPECT_EQ(words("\\p{Han}+", "\u65e5\u672c\u3001a"),

@@ -39,23 +39,23 @@ bool is_word(int32_t c) {
 }  // namespace
 
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
-  std::ranges::stable_sort(tokens_, {}, &AddedToken::text);
-  const auto rest = std::ranges::unique(tokens_, {}, &AddedToken::text);
-  tokens_.erase(rest.begin(), rest.end());
+  std::stable_sort(tokens_.begin(), tokens_.end(),
+                   [](const AddedToken& a, const AddedToken& b) { return a.text < b.text; });
+  const auto same = [](const AddedToken& a, const AddedToken& b) { return a.text == b.text; };
+  tokens_.erase(std::unique(tokens_.begin(), tokens_.end(), same), tokens_.end());
   for (const AddedToken& token : tokens_) begins_[static_cast<uint8_t>(token.text[0])] = true;
 }
 
 const AddedToken* AddedTokens::longest(std::string_view text) const {
   const AddedToken* found = nullptr;
-  const auto byte = [](char c) { return static_cast<uint8_t>(c); };
+  const auto byte_of = [](char c) { return static_cast<uint8_t>(c); };
   auto first = tokens_.begin(), last = tokens_.end();  // those that begin with n bytes of the text
   for (size_t n = 0; first != last; ++n) {
     if (first->text.size() == n) found = &*first++;
     if (n == text.size()) break;
-    const auto range = std::ranges::equal_range(first, last, byte(text[n]), {},
-                                                [&](const AddedToken& token) { return byte(token.text[n]); });
-    first = range.begin();
-    last = range.end();
+    const uint8_t byte = byte_of(text[n]);
+    first = std::partition_point(first, last, [&](const AddedToken& t) { return byte_of(t.text[n]) < byte; });
+    last = std::partition_point(first, last, [&](const AddedToken& t) { return byte_of(t.text[n]) == byte; });
   }
   return found;
 }
