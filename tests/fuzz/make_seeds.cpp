@@ -110,25 +110,23 @@ void add_tokens(Seeds& seeds) {
   }
 }
 
-constexpr const char *kTokenizers[] =
-    {R"({"added_tokens":[{"id":3,"content":"</s>","special":true}],"decoder":{"type":"ByteLevel"},)"
-     R"("model":{"type":"BPE","vocab":{"a":0,"\u0120b":1,"<x":2},"merges":[["a","b"]]}})",
-     R"({"decoder":{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"\u2581"},"content":" "},)"
-     R"({"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]},)"
-     R"("added_tokens":null,"model":{"vocab":{"<0x0A>":0,"\u2581a":1,"\u2581\u2581":2}}})",
-     R"({"decoder":{"type":"Sequence","decoders":[{"type":"ByteLevel"}]},"model":{"vocab":{"a":65000}}})",
-     R"({"added_tokens":[{"id":3,"content":"</s>","special":true,"lstrip":true,"single_word":true,"normalized":true}],)"
-     R"("normalizer":{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Prepend","prepend":"a"},)"
-     R"({"type":"Replace","pattern":{"String":" "},"content":"\u2581"}]},"pre_tokenizer":{"type":"Sequence","pretokenizers":[)"
-     R"({"type":"Split","pattern":{"Regex":"(?i:'s)|[^\\r\\p{L}]?\\p{L}+|\\p{N}{1,3}|\\s+(?!\\S)"},
-                     "behavior" : "Isolated", "invert" : false
-},)"
+constexpr const char* kTokenizers[] = {
+    R"({"added_tokens":[{"id":3,"content":"</s>","special":true}],"decoder":{"type":"ByteLevel"},)"
+    R"("model":{"type":"BPE","vocab":{"a":0,"\u0120b":1,"<x":2},"merges":[["a","b"]]}})",
+    R"({"decoder":{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"\u2581"},"content":" "},)"
+    R"({"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]},)"
+    R"("added_tokens":null,"model":{"vocab":{"<0x0A>":0,"\u2581a":1,"\u2581\u2581":2}}})",
+    R"({"decoder":{"type":"Sequence","decoders":[{"type":"ByteLevel"}]},"model":{"vocab":{"a":65000}}})",
+    R"({"added_tokens":[{"id":3,"content":"</s>","special":true,"lstrip":true,"single_word":true,"normalized":true}],)"
+    R"("normalizer":{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Prepend","prepend":"a"},)"
+    R"({"type":"Replace","pattern":{"String":" "},"content":"\u2581"}]},)"
+    R"("pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","behavior":"Isolated","invert":false,"pattern":)"
+    R"x({"Regex":"(?i:'s)|[^\\r\\p{L}]?\\p{L}+|\\p{N}{1,3}|\\s+(?!\\S)"}},)x"
     R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":"first","split":true},)"
-    R"({"type":"ByteLevel","add_prefix_space":true,"use_regex":true}]},"decoder":{"type":"ByteLevel"},"post_processor":)"
-    R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"s"}},{"Sequence":{"id":"A"}}],"special_tokens":{"s":{"ids":[1]}}},)"
-    R"("model":{"type":"BPE","byte_fallback":true,"unk_token":"b","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}})"
-}
-;
+    R"({"type":"ByteLevel","add_prefix_space":true,"use_regex":true}]},"decoder":{"type":"ByteLevel"},)"
+    R"("post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"s"}},{"Sequence":{"id":"A"}}],)"
+    R"("special_tokens":{"s":{"ids":[1]}}},)"
+    R"("model":{"type":"BPE","byte_fallback":true,"unk_token":"b","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}})"};
 
 constexpr const char* kConfigs[] = {
     R"([{"name":"a","shape":[6,4],"dtype":"bf16","optimizer":"muon","unit":"u","blocks":[2,4]},)"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """encode_test.py ENCODE_TEXT [STRINGS [SEED]]: Tokenizer::encode() beside the package `tokenizers`.
 
-Trains tokenizers with the parts of published ones and compares the tokens of natural text, of STRINGS random ones each (default: 120),
+Trains tokenizers with the parts of published ones and compares the tokens of natural text, of STRINGS random ones each (default: 300),
 and of long words. 10000 strings take some minutes.
 """
 
@@ -18,7 +18,7 @@ import unicodedata
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 PROGRAM = sys.argv[1]
-STRINGS = int(sys.argv[2]) if len(sys.argv) > 2 else 120
+STRINGS = int(sys.argv[2]) if len(sys.argv) > 2 else 300
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 5
 
 
@@ -49,8 +49,8 @@ NATURAL = [
 
 
 def corpus():
-    files = sorted(glob.glob(os.path.join(os.path.dirname(os.__file__), "*.py")))[:60]
-    return [pathlib.Path(f).read_text(encoding="utf-8", errors="replace")[:40000] for f in files] + NATURAL * 30
+    files = sorted(glob.glob(os.path.join(os.path.dirname(os.__file__), "*.py")))[:30]
+    return [pathlib.Path(f).read_text(encoding="utf-8", errors="replace")[:40000] for f in files] + NATURAL * 5
 
 
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -77,7 +77,7 @@ def byte_level(*steps, regex=False, prefix=False):
 def make(pre, normalizer=None, special=(), template=None, vocab=3000, **model):
     t = Tokenizer(models.BPE(**model))
     t.normalizer, t.pre_tokenizer, t.decoder = normalizer, pre, decoders.ByteLevel()
-    t.train_from_iterator(corpus(), trainers.BpeTrainer(
+    t.train_from_iterator(corpus() if vocab > 1000 else corpus()[-90:], trainers.BpeTrainer(
         vocab_size=vocab, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=list(special)))
     level = processors.ByteLevel(trim_offsets=False)
     t.post_processor = level if template is None else processors.Sequence([level, template])

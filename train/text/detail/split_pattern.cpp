@@ -14,7 +14,7 @@
 namespace sherd {
 namespace {
 
-constexpr size_t kMaxPattern = 64 << 10;  // the longest of published files have some 2 KB
+constexpr size_t kMaxRegex = 64 << 10;  // the longest of published files have some 2 KB
 
 /// Reader of Oniguruma's syntax; writes PCRE2's.
 class Translation {
@@ -151,8 +151,8 @@ using MatchData = Owned<pcre2_match_data, pcre2_match_data_free>;
 }  // namespace
 
 SplitPattern SplitPattern::regex(std::string_view pattern) {
-  if (pattern.size() > kMaxPattern)
-    throw InvalidArgument(fmt::format("has {} bytes; at most {} are read", pattern.size(), kMaxPattern));
+  if (pattern.size() > kMaxRegex)
+    throw InvalidArgument(fmt::format("has {} bytes; at most {} are read", pattern.size(), kMaxRegex));
   // As in Oniguruma, ^ and $ are ends of lines, and a line ends with "\n" alone.
   return {Translation(pattern).read(), PCRE2_UCP | PCRE2_MULTILINE};
 }

@@ -32,7 +32,7 @@ std::optional<T> named(std::initializer_list<std::pair<const char*, T>> table, c
   return std::nullopt;
 }
 
-std::string replaced(std::string_view text, const SplitPattern& pattern, const std::string& with) {
+std::string replaced_matches(std::string_view text, const SplitPattern& pattern, const std::string& with) {
   const std::vector<SplitPattern::Part> parts = pattern.parts(text);
   size_t bytes = 0;
   for (const SplitPattern::Part& part : parts) bytes += part.match ? with.size() : part.end - part.begin;
@@ -117,7 +117,7 @@ class TextEncoderFile : TokenizerJson {
       };
     if (type == "Replace")
       return [pattern = pattern(step, "normalizer"), with = text(step, "content")](const std::string& piece) {
-        return replaced(piece, pattern, with);
+        return replaced_matches(piece, pattern, with);
       };
     refuse_part("normalizer", type, "NFC, NFD, NFKC, NFKD, Prepend and Replace");
   }
@@ -184,7 +184,7 @@ class TextEncoderFile : TokenizerJson {
       refuse(fmt::format("has a Metaspace with the prepend_scheme '{}' and add_prefix_space {}",
                          shown_name(scheme), prefix));
     add([space = SplitPattern::literal(" "), blank](Piece piece, std::vector<Piece>& out) {
-      piece.text = replaced(piece.text, space, blank);
+      piece.text = replaced_matches(piece.text, space, blank);
       if (!piece.text.empty()) out.push_back(std::move(piece));
     });
     if (scheme != "never") add_prefix(blank, scheme == "first");
