@@ -9,12 +9,9 @@
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/kernels/reduce/reduce.h>
-#include <sherd/nn/algebra.h>
 #include <sherd/nn/detail/logits.h>
 #include <sherd/nn/detail/memory.h>
-#include <sherd/nn/elementwise.h>
 #include <sherd/nn/kernels/loss/loss.h>
-#include <sherd/nn/shapes.h>
 
 namespace sherd::nn {
 namespace {
@@ -105,11 +102,6 @@ Var token_losses(const Var& logits, const Tensor& targets) {
                                     g.constant() ? Tensor() : g.tensor());
         return {dlogits};
       });
-}
-
-CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, const Tensor& weights) {
-  const Var losses = token_losses(logits, targets);
-  return {sum(losses * reshape(weights, losses.shape())), losses.value()};
 }
 
 CrossEntropy linear_cross_entropy(const Var& x, const Parameter& w, const Tensor& targets, float scale,

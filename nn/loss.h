@@ -22,8 +22,6 @@ void scale_by(Stream& s, const Tensor& x, const Gradient& gradient);
 /// target is kIgnoredTarget has loss 0 and no gradient; it counts in the mean that `scale` makes unless the caller
 /// divides by the number of the others. Another target outside the vocabulary fails the stream with InvalidArgument.
 CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, float scale);
-/// Returns the same with the objective sum(weights[i] * losses[i]); weights as the losses, without a gradient.
-CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, const Tensor& weights);
 /// Returns the losses of cross_entropy() as a value, f32 [rows] (f64 for f64): the negative log-probabilities of the targets.
 Var token_losses(const Var& logits, const Tensor& targets);
 

@@ -13,6 +13,7 @@
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/reductions.h>
+#include <sherd/nn/shapes.h>
 
 namespace sherd::nn {
 
@@ -85,6 +86,11 @@ Var z_loss(const Var& logits) { return power(logsumexp(widened(logits), {-1}), 2
 Var divergence(const Var& logits, const Tensor& reference) {
   const Var p = log_softmax(widened(logits)), q = log_softmax(widened(Var(reference)));
   return sum(exp(p) * (p - q), {-1});
+}
+
+CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, const Tensor& weights) {
+  const Var losses = token_losses(logits, targets);
+  return {sum(losses * reshape(weights, losses.shape())), losses.value()};
 }
 
 Var of_logits(const VocabularyCut& cut, const Var& x, const Parameter& w, const OfLogits& of, int64_t rows,

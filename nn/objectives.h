@@ -21,6 +21,10 @@ Var z_loss(const Var& logits);
 /// reference has no gradient.
 Var divergence(const Var& logits, const Tensor& reference);
 
+/// Returns nn::cross_entropy() with the objective sum(weights[i] * losses[i]); weights [rows] in the losses' dtype, without a
+/// gradient.
+CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, const Tensor& weights);
+
 /// Function of the logits [end - begin, vocab] of rows [begin, end) that returns [end - begin] or [end - begin, n]: each row
 /// from its own logits alone. It runs again in backward, with the same result, on a tape of its own: what else it reads are
 /// tensors, which get no gradient.
