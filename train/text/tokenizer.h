@@ -29,7 +29,8 @@ class TextEncoder;
 /// Truncation and padding of the file are ignored.
 ///
 /// Characters are those of the Unicode version of PCRE2 (splitting) and utf8proc (normalizers): 14 in Debian 12.
-/// `tokenizers` 0.23 splits by Unicode 16: a character that is newer than the library's version counts as unassigned here.
+/// `tokenizers` 0.23 splits by Unicode 16 and normalizes by Unicode 9. A text with characters that only one of both
+/// versions has may have other tokens.
 class Tokenizer {
  public:
   /// @throws IoError naming the file: unreadable, no tokenizer.json, a model or decoder of other types (by
