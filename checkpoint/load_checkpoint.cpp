@@ -8,6 +8,7 @@
 #include <sherd/checkpoint/detail/compare_copies.h>
 #include <sherd/checkpoint/detail/comparison.h>
 #include <sherd/checkpoint/detail/fill.h>
+#include <sherd/checkpoint/detail/state_names.h>
 #include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/optimizer_steps.h>
 
@@ -31,6 +32,21 @@ void check_momentum(const CheckpointReader& reader, const std::vector<Wanted>& a
 
 const CheckpointTensor* find(const CheckpointReader& reader, const Wanted& w) {
   return find_by_names(w, [&](const std::string& name) { return reader.find(w.section, name); });
+}
+
+// The averages that take the place of the weights; null elsewhere.
+std::vector<const CheckpointTensor*> averages_of(const CheckpointReader& reader,
+                                                 const std::vector<Wanted>& all) {
+  std::vector<const CheckpointTensor*> averages;
+  for (const Wanted& w : all)
+    averages.push_back(find_by_names(w, [&](const std::string& name) {
+      return w.section == Section::model ? reader.find(Section::optim, state_name(name, "ema")) : nullptr;
+    }));
+  if (std::ranges::all_of(averages, [](const auto* t) { return t == nullptr; }))
+    throw InvalidArgument(fmt::format(
+        "the checkpoint '{}' has no averages of weights (OptimizerOptions::ema_decay); load its weights",
+        reader.path().string()));
+  return averages;
 }
 
 // Files of other programs, or of a model that was not tied, may hold other values under each name of a tied tensor.
@@ -65,6 +81,10 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
                            const std::vector<Optimizer*>& optimizers, const LoadOptions& options) {
   ShardRuntime& runtime = runtime_of(root);
+  if (options.averages && options.optimizer)
+    throw InvalidArgument(
+        "load_checkpoint: averages in the place of the weights (LoadOptions::averages) are for loads of the "
+        "model alone; set LoadOptions::optimizer = false");
   Agreement ranks(*runtime.mesh().world(), "load_checkpoint");
   if (options.compare_copies) {
     std::vector<FileCopy> copies;
@@ -81,6 +101,10 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
     require_equal_copies(reader, all);
     check_momentum(reader, all);
     for (const Wanted& w : all) parts.push_back({{find(reader, w), whole_part(0, w.shape)}});
+    if (!options.averages) return;
+    const auto averages = averages_of(reader, all);
+    for (size_t i = 0; i < all.size(); ++i)
+      if (averages[i] != nullptr) parts[i].front().tensor = averages[i];
   });
   fill_from_files(runtime, ranks, all, reader, parts, report);
   const auto& info = report.training.info;

@@ -134,7 +134,8 @@ LoadReport load_state_dict(ModuleBase& root, Optimizer* optimizer, const StateDi
                           : ""));
   });
   uint64_t digest = 0;
-  for (auto* list : {&report.started_anew, &report.left_out, &report.missing, &report.unexpected}) {
+  for (auto* list : {&report.started_anew, &report.left_out, &report.averages_restarted, &report.missing,
+                     &report.unexpected}) {
     if (kind == DictKind::on_first) *list = ranks.broadcast(*list);
     digest = hash64(digest, fmt::format("{}\n", fmt::join(*list, "\n")));
   }
@@ -146,6 +147,7 @@ LoadReport load_state_dict(ModuleBase& root, Optimizer* optimizer, const StateDi
   }
   std::set<std::string> absent(report.started_anew.begin(), report.started_anew.end());
   absent.insert(report.missing.begin(), report.missing.end());
+  absent.insert(report.averages_restarted.begin(), report.averages_restarted.end());
   fill(runtime, kind == DictKind::on_first ? nullptr : &ranks, all, [&](size_t i) {
     if (absent.contains(all[i].name)) return false;
     take(stream, world, all[i], reads ? find(dict, all[i]) : nullptr, kind);

@@ -45,6 +45,9 @@ struct LoadOptions {
   /// and tensors that are not part of the model are left out, whatever their dtype.
   bool allow_missing = false;
   bool allow_unexpected = false;
+  /// Fill the weights with the checkpoint's averages of them (OptimizerOptions::ema_decay), but parameters that it has none of:
+  /// frozen ones. For loads of files without the optimizer. InvalidArgument where it has no averages at all.
+  bool averages = false;
   /// Compare the ranks' copies of the files before any data is read (weights_copies(),
   /// require_same_copies()). False: the program has compared them, or its ranks are to load different
   /// weights.
@@ -58,6 +61,8 @@ struct LoadReport {
   ReadCounts counts;  // of this rank
   /// With allow_new_state: parameters whose state restarted from zero, and state tensors that were left out.
   std::vector<std::string> started_anew, left_out;
+  /// Averages of weights that the source lacks (OptimizerOptions::ema_decay): they restarted from the weights.
+  std::vector<std::string> averages_restarted;
   /// With allow_missing and allow_unexpected: parameters and buffers that kept their values, and tensors of
   /// the checkpoint's model that were left out.
   std::vector<std::string> missing, unexpected;

@@ -177,6 +177,7 @@ std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root,
   if (!all.empty())
     all.front().before_save = [&root, optimizers, rounds](TrainingState& training) {
       runtime_of(root).require_whole_weights("CheckpointSaver");
+      if (!optimizers.empty()) runtime_of(root).require_trained_weights("CheckpointSaver");
       if (optimizers.size() > 1) record_optimizer_steps(training, root, optimizers);
       if (rounds) training.info[kNoiseSeed] = std::to_string(runtime_of(root).noise_seed());
     };

@@ -124,6 +124,7 @@ StateDict state_dict(ModuleBase& root, const Optimizer* optimizer, DictKind kind
       .require_equal(static_cast<int64_t>(kind) * 2 + (optimizer != nullptr),
                      "state_dict: the kind of dict, or whether there is an optimizer, differs");
   if (kind != DictKind::sharded) require_same_ranks(runtime, "state_dict");
+  if (optimizer != nullptr) runtime.require_trained_weights("state_dict");
   StateDict dict;
   const std::vector<const Optimizer*> none;
   for (const Wanted& w : wanted(root, true, optimizer == nullptr ? none : std::vector{optimizer})) {

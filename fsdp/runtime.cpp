@@ -300,7 +300,18 @@ void ShardRuntime::weights_replaced() {
   comparison_->replaced();
   // The caller has written all weights on all ranks, so a cut off update has no effect any more.
   context_->torn = false;
+  context_->substitutions = 0;
+  sets_->weights_replaced();
 }
+
+void ShardRuntime::begin_substitution() {
+  updates_->begin(device_.compute());  // the change that restores the weights ends it
+  ++context_->substitutions;
+}
+
+void ShardRuntime::end_substitution() { --context_->substitutions; }
+
+void ShardRuntime::require_trained_weights(const char* who) const { context_->require_trained_weights(who); }
 
 const Event& ShardRuntime::state_ready() const { return context_->weights_ready; }
 

@@ -141,12 +141,19 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   }
 
   /// Declares that all weights were rewritten on all ranks, for example from a checkpoint; diverged ranks are
-  /// consistent again. Call it on every rank at the same point, with nothing of the model queued.
+  /// consistent again, and averages of weights restart (OptimizerOptions::ema_decay). Call it on every rank at the same point, with nothing of the model queued.
   void weights_replaced();
 
   /// @throws InvalidArgument naming `who` after an exception ended a started update
   /// (WeightsChange::begin_update()), until weights_replaced().
   void require_whole_weights(const char* who) const;
+
+  /// Declare that other weights are in the place of the trained ones from here on, and that these are restored (Averaged). In
+  /// between, require_trained_weights() and all training throw, and recovered() reports the substitution as a cut off update.
+  void begin_substitution();
+  void end_substitution();
+  /// @throws InvalidArgument naming `who` during a substitution.
+  void require_trained_weights(const char* who) const;
 
   /// Begins a new step with the present weights after Communicator::recover(), on every rank. Unsharded
   /// parameters and gradients are dropped, and nothing waits for operations queued before. Collective, and

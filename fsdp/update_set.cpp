@@ -115,4 +115,9 @@ void UpdateSets::forget(const UpdateSet* set) {
   }
 }
 
+void UpdateSets::weights_replaced() {
+  for (const UpdateSet* s : all_)
+    if (s->weights_replaced_) s->weights_replaced_();
+}
+
 }  // namespace sherd

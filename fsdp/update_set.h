@@ -1,6 +1,7 @@
 // Parameters that one optimizer updates.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -43,6 +44,9 @@ class UpdateSet {
   /// Returns membership by Parameter::index_in_group(); empty when it holds none of the group.
   std::vector<bool> members_of(const ParamGroup& group) const;
 
+  /// Sets what ShardRuntime::weights_replaced() calls.
+  void on_weights_replaced(std::function<void()> f) { weights_replaced_ = std::move(f); }
+
   /// Returns whether the gradients are final and neither used nor released yet.
   bool ready() const { return ready_; }
   /// Returns the skip flag, as ShardRuntime::skip(), for this set's gradients.
@@ -58,6 +62,7 @@ class UpdateSet {
   std::map<const ParamGroup*, std::vector<bool>> members_;
   bool ready_ = false;
   Tensor skip_, gradient_factor_;
+  std::function<void()> weights_replaced_;
 };
 
 /// Existing sets of one root, in the order in which they were made. Used by the runtime.
@@ -86,6 +91,8 @@ class UpdateSets {
   void set_gradient_factor(const Tensor& factor);
   /// Marks the gradients of `set` (null: of all) as released.
   void forget(const UpdateSet* set);
+  /// Calls what the sets' on_weights_replaced() were given.
+  void weights_replaced();
 
  private:
   friend class UpdateSet;

@@ -12,6 +12,7 @@
 #include <sherd/kernels/random/random.h>
 #include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/optim/detail/gradient_sums.h>
+#include <sherd/optim/weight_average.h>
 
 namespace sherd {
 namespace {
@@ -47,6 +48,10 @@ std::vector<std::string> problems_of(const OptimizerOptions& options,
     wrong.push_back(fmt::format("weight decay {} must be finite and not negative", options.weight_decay));
   if (options.state_dtype != DType::f32 && options.state_dtype != DType::bf16)
     wrong.push_back(fmt::format("state dtype {} (use f32 or bf16)", name_of(options.state_dtype)));
+  if (!(options.ema_decay >= 0 && options.ema_decay < 1))
+    wrong.push_back(fmt::format("ema decay {} must lie in [0, 1)", options.ema_decay));
+  if (options.ema_dtype != DType::f32 && options.ema_dtype != DType::bf16)
+    wrong.push_back(fmt::format("ema dtype {} (use f32 or bf16)", name_of(options.ema_dtype)));
   return wrong;
 }
 
@@ -161,8 +166,9 @@ std::vector<std::string> unheeded_in(const Routing& routing,
 // by different rules; the constructor compares them.
 uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
                    const std::vector<UpdateRuleFactory>& factories) {
-  std::string text = fmt::format("{} {} {} {} {} {}", o.weight_decay, o.skip_non_finite, routing.partial,
-                                 name_of(o.state_dtype), name_of(o.state_place), o.window_bytes);
+  std::string text = fmt::format("{} {} {} {} {} {} {} {}", o.weight_decay, o.skip_non_finite,
+                                 routing.partial, name_of(o.state_dtype), name_of(o.state_place),
+                                 o.window_bytes, o.ema_decay, name_of(o.ema_dtype));
   for (const UpdateRuleFactory& f : factories)
     text += fmt::format(" | {}: {}", name_of(f.algorithm), f.settings);
   for (const Route& r : routing.routes)
@@ -223,12 +229,19 @@ void Optimizer::make_rules(const Routing& routing, const OptimizerOptions& optio
                   [&](const Route& r) { return rests_on_host(r, options); }))
     windows_ = std::make_shared<RestWindows>(runtime_.device(), options.window_bytes);
   std::vector<std::vector<UpdateItem>> items(factories.size());
+  std::vector<UpdateItem> averaged;
   for (const Route& r : routing.routes) {
     const bool writes_copy = !rounded_later.contains(&r.param.group());
     if (writes_copy) copied_.insert(&r.param.group());
-    items[static_cast<size_t>(factory_of(r) - factories.begin())].push_back(
-        {r.param, r.settings.weight_decay.value_or(r.decays ? options.weight_decay : 0), writes_copy,
-         r.settings, state_dtype_of(r, options), state_place_of(r, options), windows_});
+    UpdateItem item{r.param,
+                    r.settings.weight_decay.value_or(r.decays ? options.weight_decay : 0),
+                    writes_copy,
+                    r.settings,
+                    state_dtype_of(r, options),
+                    state_place_of(r, options),
+                    windows_};
+    if (options.ema_decay > 0) averaged.push_back(item);
+    items[static_cast<size_t>(factory_of(r) - factories.begin())].push_back(std::move(item));
     if (!windows_) continue;
     windows_->announce(r.param.shard());
     windows_->announce(r.param.shard_low());
@@ -238,6 +251,11 @@ void Optimizer::make_rules(const Routing& routing, const OptimizerOptions& optio
     for (const UpdateItem& item : items[i]) params.push_back(item.param);
     rules_.push_back({factories[i].algorithm, factories[i].make(runtime_.device(), std::move(items[i])),
                       factories[i].heeds_gradient_factor, std::move(params)});
+  }
+  if (options.ema_decay > 0) {
+    average_ = std::make_shared<WeightAverage>(runtime_.device(), std::move(averaged), options.ema_decay,
+                                               options.ema_dtype);
+    updates_->on_weights_replaced([average = average_.get()] { average->restart(); });
   }
   if (windows_) windows_->allocate();
 }
@@ -309,6 +327,7 @@ void Optimizer::step(double lr) {
   for (ParamGroup* g : copied_) g->copies_written();
   if (after_writes_host_) runtime_.device().wait_for_tier_reads(stream);
   for (auto& more : after_) more->apply(stream, skip);
+  if (average_) average_->update(stream, steps_, skip);
   // The flag is 0 or 1, so the counter on the device adds up skipped steps.
   if (skip.defined()) ops::add_words(stream, skipped_, skip);
   change.end();
@@ -368,6 +387,10 @@ std::vector<StateTensor> Optimizer::state() const {
   std::vector<StateTensor> all;
   for (const Rule& r : rules_)
     for (StateTensor& s : r.update->state()) all.push_back(std::move(s));
+  for (const auto& more : after_)
+    for (StateTensor& s : more->state()) all.push_back(std::move(s));
+  if (average_)
+    for (StateTensor& s : average_->state()) all.push_back(std::move(s));
   return all;
 }
 

@@ -12,6 +12,8 @@
 
 namespace sherd {
 
+class WeightAverage;
+
 struct OptimizerOptions {
   AdamWOptions adamw = {};
   MuonOptions muon = {};
@@ -25,6 +27,11 @@ struct OptimizerOptions {
   /// memory (rest_windows.h), as master weights on the host (FullyShardOptions::master_place). Routing rules may override it.
   Place state_place = Place::device;
   int64_t window_bytes = 0;
+  /// Decay of an exponential moving average of the weights, in (0, 1); 0: none. See WeightAverage, and Averaged for its use. It starts
+  /// from the weights that the optimizer finds, or that are loaded without an average.
+  double ema_decay = 0;
+  /// dtype of the average, f32 or bf16 (stochastically rounded). Its place is that of the parameter's state.
+  DType ema_dtype = DType::f32;
   /// Skip a step with non-finite gradients on all ranks: see Optimizer::step().
   bool skip_non_finite = true;
   /// The program's own optimizers, for the parameters that its routing rules assign to them. In the same
@@ -42,6 +49,8 @@ class AfterUpdate {
   virtual void apply(Stream& compute, const Tensor& skip) = 0;
   /// Returns the parameters whose weights it changes.
   virtual std::vector<Parameter> changed() const = 0;
+  /// Returns its state, as UpdateRule::state().
+  virtual std::vector<StateTensor> state() const { return {}; }
   /// Called once, by Optimizer::after_update(), with the counters of the optimizer (Optimizer::counters()).
   virtual void use_counters(const std::vector<StateCounter>&) {}
 };
@@ -101,12 +110,15 @@ class Optimizer {
   /// Sets the value from which skipped() continues, for callers that set a step back. Queued on the compute
   /// stream.
   void set_skipped(int64_t skipped);
-  /// Returns every state tensor: AdamW's, Muon's, the further ones', each in routing order.
+  /// Returns every state tensor: AdamW's, Muon's, the further ones', each in routing order; then those of after_update(), and the
+  /// averages of weights.
   std::vector<StateTensor> state() const;
   /// Returns the state of whole matrices, in the same order.
   std::vector<OwnedState> owned_state() const;
   /// Returns every counter, in the same order.
   std::vector<StateCounter> counters() const;
+  /// Returns the averages of weights; null without any (OptimizerOptions::ema_decay).
+  WeightAverage* average() const { return average_.get(); }
   /// Returns the Muon rule, with its plan and its report (it exists without matrices, too).
   Muon& muon() const { return dynamic_cast<Muon&>(rule(Algorithm::muon)); }
   /// Returns the rule that updates the parameters routed to `algorithm`.
@@ -136,6 +148,7 @@ class Optimizer {
   };
   std::vector<Rule> rules_;
   std::vector<std::shared_ptr<AfterUpdate>> after_;
+  std::shared_ptr<WeightAverage> average_;
   Tensor skipped_;                  // i64, on the device
   bool after_writes_host_ = false;  // the steps in after_ write masters on the host
   bool skip_non_finite_;

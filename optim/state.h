@@ -16,6 +16,8 @@ struct StateTensor {
   std::string key = {};
   /// Flat piece at Parameter::shard_range(), f32 or bf16.
   Tensor local = {};
+  /// Starts from the weights rather than from zero: an average of them.
+  bool averages_weights = false;
 };
 
 /// Count of updates that an optimizer keeps for a parameter, the same on every rank: "step" of AdamW. Skipped

@@ -50,6 +50,7 @@ class Comparison {
   static bool is_form_count(Section section, const std::string& name, const Shape& shape) {
     return section == Section::optim && name.ends_with(".updates") && shape == Shape{1};
   }
+  static bool is_average(const std::string& name) { return name.ends_with(".ema"); }
   std::string names(const std::vector<std::string>& list) const;
   std::string explain_state() const;
   std::string explain_wrapper() const;
@@ -61,8 +62,9 @@ class Comparison {
   std::map<std::pair<DType, DType>, int> forms_;  // tensors by the dtype that is stored and the run's
   std::map<std::pair<DType, DType>, std::string> first_form_;
   std::vector<std::string> missing_counts_, unexpected_counts_;  // is_form_count()
+  std::vector<std::string> missing_averages_;                    // which restart from the weights
   std::set<std::string> needs_;                                  // parameters whose state is missing
-  size_t needed_ = 0;                                            // state tensors of the run
+  size_t needed_ = 0;                                            // state tensors of the run, without those
 };
 
 Comparison::Comparison(std::string source, std::span<const CheckpointTensor> offered,
@@ -73,7 +75,7 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
   for (const CheckpointTensor& t : offered) by_name.emplace(Key(t.section, t.name), &t);
   std::set<Key> known;
   for (const Wanted& w : all) {
-    if (w.section == Section::optim) ++needed_;
+    if (w.section == Section::optim && !w.averages_weights) ++needed_;
     bool found = false;
     const auto look = [&](const std::string& name) {
       known.emplace(w.section, name);
@@ -85,6 +87,10 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
     look(w.name);
     for (const std::string& name : w.tied) look(name);
     if (found) continue;
+    if (w.averages_weights) {
+      missing_averages_.push_back(w.name);
+      continue;
+    }
     if (is_form_count(w.section, w.name, w.shape)) {
       missing_counts_.push_back(w.name);
       continue;
@@ -140,7 +146,8 @@ void Comparison::require_fit() const {
   if (!other_model) {
     say("different", other_state_);
     const char* const remedy =
-        "(FullyShardOptions::master, OptimizerOptions::state_dtype): use the checkpoint's forms, or convert "
+        "(FullyShardOptions::master, OptimizerOptions::state_dtype, OptimizerOptions::ema_dtype): use the "
+        "checkpoint's forms, or convert "
         "it "
         "(LoadOptions::convert_forms)";
     const size_t others = problems.size();
@@ -208,6 +215,7 @@ std::string Comparison::explain_wrapper() const {
 void Comparison::report(LoadReport& report) const {
   report.started_anew = missing_state_;
   report.left_out = unexpected_state_;
+  report.averages_restarted = missing_averages_;
   report.missing = missing_;
   report.unexpected = unexpected_;
   for (const auto& [dtypes, count] : forms_)
@@ -225,6 +233,11 @@ std::string Comparison::names(const std::vector<std::string>& list) const {
 
 // Names the parameters that another optimizer updates now than when the state was saved.
 std::string Comparison::explain_state() const {
+  if (missing_state_.empty() && std::ranges::all_of(unexpected_state_, is_average))
+    return "; it has averages of weights and the run keeps none: keep them (OptimizerOptions::ema_decay), or "
+           "leave "
+           "them out "
+           "(LoadOptions::allow_new_state)";
   std::set<std::string> moved;
   for (const std::string& name : unexpected_state_) {
     const std::string_view rest = std::string_view(name).substr(std::min(name.size(), kStatePrefix.size()));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -87,11 +88,22 @@ std::vector<Wanted> wanted(ModuleBase& root, const std::vector<Optimizer*>& opti
 void fill(ShardRuntime& runtime, Agreement* ranks, const std::vector<Wanted>& all,
           const std::function<bool(size_t)>& take) {
   Stream& stream = runtime.device().compute();
+  runtime.require_trained_weights("loading");
   WeightsChange change(runtime);
   change.begin_update();
   const auto take_all = [&] {
-    for (size_t i = 0; i < all.size(); ++i)
-      if (!take(i) && all[i].section == Section::optim) ops::fill(stream, all[i].local, 0);
+    // The model comes first. Averages of its weights restart, and keep that where the source has none.
+    bool fills_model = false;
+    const auto model_is_whole = [&] {
+      if (std::exchange(fills_model, false)) runtime.weights_replaced();
+    };
+    for (size_t i = 0; i < all.size(); ++i) {
+      const bool state = all[i].section == Section::optim;
+      if (state) model_is_whole();
+      fills_model = fills_model || !state;
+      if (!take(i) && state && !all[i].averages_weights) ops::fill(stream, all[i].local, 0);
+    }
+    model_is_whole();
   };
   if (ranks != nullptr)
     ranks->run_collectively(take_all);
@@ -99,8 +111,6 @@ void fill(ShardRuntime& runtime, Agreement* ranks, const std::vector<Wanted>& al
     take_all();
   stream.synchronize();
   change.end();
-  const auto is_model = [](const Wanted& w) { return w.section == Section::model; };
-  if (std::any_of(all.begin(), all.end(), is_model)) runtime.weights_replaced();
 }
 
 void fill_from_files(ShardRuntime& runtime, Agreement& ranks, const std::vector<Wanted>& all,

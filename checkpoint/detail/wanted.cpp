@@ -54,12 +54,21 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
                      p.shard(),
                      p.shard_low(),
                      false,
+                     false,
                      {},
                      tied.of(name)});
     for (auto& [name, b] : root.named_buffers())
       if (b.persistent())
-        all.push_back(
-            {Section::model, name, {}, at_least_1d(b.shape()), b.data(), {}, false, {}, tied.of(name)});
+        all.push_back({Section::model,
+                       name,
+                       {},
+                       at_least_1d(b.shape()),
+                       b.data(),
+                       {},
+                       false,
+                       false,
+                       {},
+                       tied.of(name)});
   }
   const auto add_state = [&](const Parameter& p, const std::string& key, const Shape& shape,
                              const Tensor& local, bool count, std::optional<OwnedState> owned = {}) {
@@ -72,12 +81,15 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
                    local,
                    {},
                    count,
+                   false,
                    std::move(owned),
                    std::move(others)});
   };
   for (const Optimizer* optimizer : optimizers) {
-    for (const StateTensor& s : optimizer->state())
+    for (const StateTensor& s : optimizer->state()) {
       add_state(s.param, s.key, at_least_1d(s.param.global_shape()), s.local, false);
+      all.back().averages_weights = s.averages_weights;
+    }
     for (const OwnedState& s : optimizer->owned_state())
       add_state(s.param, s.key, s.shape, s.local, false, s);
     for (const StateCounter& c : optimizer->counters()) add_state(c.param, c.key, {1}, c.value, true);

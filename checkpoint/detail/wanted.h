@@ -25,6 +25,8 @@ struct Wanted {
   Tensor low = {};
   /// A number of updates.
   bool count = false;
+  /// Average of weights, which restarts from them where it is missing (StateTensor::averages_weights).
+  bool averages_weights = false;
   /// State of whole matrices, on their owners.
   std::optional<OwnedState> owned = {};
   /// Further names of the same tensor, under which files have it as well or instead.

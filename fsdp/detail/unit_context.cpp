@@ -39,6 +39,7 @@ UnitContext::UnitContext(Device& d, int ranks, std::vector<std::string> all, int
 
 void UnitContext::require_whole_step(const std::string& who) const {
   require_whole_weights(who);
+  require_trained_weights(who);
   const auto& broken = order.broken();
   if (!broken) return;
   throw InvalidArgument(
@@ -55,6 +56,14 @@ void UnitContext::require_whole_weights(const std::string& who) const {
       "{}: {}: an exception has ended an update of the weights (an optimizer's step, or a load) after a part "
       "of them had "
       "changed, so that they belong to no step; load a checkpoint on all ranks before training continues",
+      device.label(), who));
+}
+
+void UnitContext::require_trained_weights(const std::string& who) const {
+  if (substitutions == 0) return;
+  throw InvalidArgument(fmt::format(
+      "{}: {}: averages are in the place of the weights (Averaged), for evaluation and exports alone; "
+      "end that scope first",
       device.label(), who));
 }
 

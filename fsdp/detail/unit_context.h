@@ -47,6 +47,8 @@ struct UnitContext {
   /// @throws InvalidArgument, naming `who`, when an exception has ended the step, or an update before it.
   void require_whole_step(const std::string& who) const;
   void require_whole_weights(const std::string& who) const;
+  /// @throws InvalidArgument, naming `who`, where other weights are in the place of the trained ones.
+  void require_trained_weights(const std::string& who) const;
 
   Device& device;
   const std::vector<std::string> names;
@@ -64,6 +66,7 @@ struct UnitContext {
   const char* how_to_drop = "";
   bool last_microbatch = true;
   bool torn = false;            // an exception has ended an update of the weights
+  int substitutions = 0;        // scopes of other weights in the place of the trained ones
   bool hold_gradients = false;  // nothing is reduced before the last microbatch
 
   PrefetchOrder order;

@@ -103,13 +103,36 @@ void adamw(ExecutionContext& ctx, const AdamWArgs& a) {
   });
 }
 
+void average(ExecutionContext& ctx, const AverageArgs& a) {
+  if (a.skip && *a.skip != 0) return;
+  with_state(a.forms.state, [&](auto state) {
+    with_weights(a.forms.master, [&](auto weights) {
+      for_segments(ctx, a.segments, [=, rate = a.rate](const AverageSegment& s, int64_t b, int64_t e) {
+        const auto w = weights(s.w, s.low);
+        const auto averages = state(s.average);
+        constexpr bool kDraws = decltype(state(nullptr))::kDraws;
+        with_noise<kDraws>(s.noise, b, e, [&](int64_t first, auto count, const Drawn<kDraws>& noise) {
+          const auto from = w.from(first);
+          const auto to = averages.from(first);
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) {
+            const float old = to.get(i);
+            to.put(i, old + rate * (from.get(i) - old), noise.template at<NoiseUse::first_state>(i));
+          }
+        });
+      });
+    });
+  });
+}
+
 }  // namespace
 }  // namespace sherd::cpu
 
 namespace sherd {
 
 const OptimizerKernels* OptimizerKernels::cpu() {
-  static const OptimizerKernels table{.adamw_count = reference()->adamw_count, .adamw = cpu::adamw};
+  static const OptimizerKernels table{
+      .adamw_count = reference()->adamw_count, .adamw = cpu::adamw, .average = cpu::average};
   return &table;
 }
 

@@ -83,6 +83,34 @@ struct AdamW {
   }
 };
 
+struct Averaging {
+  float rate;
+  const int64_t* skip;
+
+  __device__ bool nothing_to_do() const { return skip != nullptr && *skip != 0; }
+};
+
+template <class S>
+struct AverageOp {
+  static constexpr int kVec = 4;
+  S average;
+  ReadWeights w;
+  KeptNoise<S::kDraws> noise;
+
+  Cover cover_of(int64_t count) const {
+    return cover<kVec>(count, average.bound(), w.whole_bound(), w.bound(), w.low);
+  }
+
+  template <int N>
+  __device__ void run(int64_t i, const Averaging& a) const {
+    Vec<float, N> to = average.template get<N>(i);
+    const Vec<float, N> wi = w.template get<N>(i);
+#pragma unroll
+    for (int k = 0; k < N; ++k) to[k] = __fadd_rn(to[k], __fmul_rn(a.rate, __fsub_rn(wi[k], to[k])));
+    average.put(i, to, noise.template draw<N>(i), NoiseUse::first_state);
+  }
+};
+
 void adamw_count(ExecutionContext& context, const AdamWCountArgs& a) {
   if (a.count <= 0) return;
   launch(context, "adamw_count", count_steps, grid_for(a.count, 16), a);
@@ -121,13 +149,23 @@ void adamw(ExecutionContext& context, const AdamWArgs& a) {
   });
 }
 
+void average(ExecutionContext& context, const AverageArgs& a) {
+  with_state(a.forms.state, [&](auto state) {
+    using Op = AverageOp<decltype(state(nullptr))>;
+    for_segments<Op>(context, "average", a.segments, Averaging{a.rate, a.skip}, [&](const AverageSegment& s) {
+      return Op{state(s.average), {a.forms.master, s.w, s.low}, decltype(Op::noise){s.noise}};
+    });
+  });
+}
+
 }  // namespace
 }  // namespace sherd::cuda
 
 namespace sherd {
 
 const OptimizerKernels* OptimizerKernels::cuda() {
-  static constexpr OptimizerKernels table{.adamw_count = cuda::adamw_count, .adamw = cuda::adamw};
+  static constexpr OptimizerKernels table{
+      .adamw_count = cuda::adamw_count, .adamw = cuda::adamw, .average = cuda::average};
   return &table;
 }
 

@@ -33,6 +33,13 @@ Work work_of(const Device&, const AdamWArgs& a) {
   return {.bytes = bytes};
 }
 
+// Averages are read and written, weights read.
+Work work_of(const Device&, const AverageArgs& a) {
+  int64_t elements = 0;
+  for (const AverageSegment& s : a.segments) elements += s.count;
+  return {.bytes = elements * (2 * size_of(a.forms.state) + bytes_of(a.forms.master))};
+}
+
 }  // namespace sherd
 
 namespace sherd::ops {
@@ -126,6 +133,29 @@ void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& 
                   .skip = pointer<int64_t>(skip),
                   .factor = pointer<float>(factor),
                   .forms = forms});
+}
+
+void average(Stream& s, std::span<const AverageSegment> segments, double decay, const Tensor& skip,
+             const RestForms& forms) {
+  Check check("average");
+  check_skip(check, skip);
+  check_counts(check, segments);
+  check_state_dtype(check, forms.state);
+  // The pass rounds no weights.
+  const RestForms drawn{forms.master == Master::split ? Master::split : Master::f32, forms.state};
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const AverageSegment& a = segments[i];
+    if (a.count <= 0) continue;
+    check.that(a.average && a.w, fmt::format("segment {}: average or w is null", i));
+    check_forms(check, i, drawn, a.low, a.noise);
+  }
+  check.done();
+  require(decay >= 0 && decay < 1, fmt::format("average: decay {} must lie in [0, 1)", decay));
+  queue(s, {"average", WorkKind::optimizer}, kernels<OptimizerKernels>(s).average,
+        AverageArgs{.segments = {segments.begin(), segments.end()},
+                    .rate = static_cast<float>(1 - decay),
+                    .skip = pointer<int64_t>(skip),
+                    .forms = forms});
 }
 
 }  // namespace sherd::ops

@@ -1,4 +1,4 @@
-// The passes of AdamW. ops.h says what holds for all operations.
+// The passes of AdamW, and of averages of weights. ops.h says what holds for all operations.
 #pragma once
 
 #include <cstdint>
@@ -67,7 +67,26 @@ struct AdamWArgs {
   RestForms forms = {};
 };
 
+/// A piece of a pass over averages of weights.
+struct AverageSegment {
+  void* average = nullptr;  // of the pass's dtype of states
+  void* w = nullptr;        // of the pass's form; read alone
+  int64_t count = 0;
+  uint16_t* low = nullptr;  // low halves of w where the form is split
+  Noise noise = {};         // read where the average is rounded
+};
+
+/// average += rate * (w - average), as PyTorch's torch.optim.swa_utils.get_ema_multi_avg_fn() with rate = 1 - decay; rounded as it is
+/// stored (rest.h).
+struct AverageArgs {
+  std::vector<AverageSegment> segments;
+  float rate = 0;
+  const int64_t* skip = nullptr;
+  RestForms forms = {};
+};
+
 Work work_of(const Device& device, const AdamWArgs& a);
+Work work_of(const Device& device, const AverageArgs& a);
 
 struct OptimizerKernels {
   static constexpr const char* kName = "optimizer";
@@ -77,6 +96,7 @@ struct OptimizerKernels {
 
   void (*adamw_count)(ExecutionContext&, const AdamWCountArgs&);
   void (*adamw)(ExecutionContext&, const AdamWArgs&);
+  void (*average)(ExecutionContext&, const AverageArgs&);
 };
 
 namespace ops {
@@ -106,6 +126,11 @@ void adamw_count(Stream& s, const Tensor& steps, const Tensor& biases, const Ada
 void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& rates, const Tensor& biases,
            DType copy_dtype = DType::f32, const Tensor& skip = {}, const Tensor& factor = {},
            const RestForms& forms = {});
+
+/// One pass over all segments: average = decay * average + (1 - decay) * w; see AverageArgs. decay lies in [0, 1).
+/// @throws ShapeMismatch naming every segment that lacks a pointer.
+void average(Stream& s, std::span<const AverageSegment> segments, double decay, const Tensor& skip = {},
+             const RestForms& forms = {});
 
 }  // namespace ops
 }  // namespace sherd

@@ -45,13 +45,26 @@ void adamw(ExecutionContext&, const AdamWArgs& a) {
   }
 }
 
+void average(ExecutionContext&, const AverageArgs& a) {
+  if (a.skip && *a.skip != 0) return;
+  for (const AverageSegment& s : a.segments) {
+    const WeightsAt weights{a.forms.master, s.w, s.low};
+    const StateAt averages{{s.average, a.forms.state}};
+    for (int64_t i = 0; i < s.count; ++i) {
+      const float old = averages.get(i);
+      averages.put(i, old + a.rate * (weights.get(i) - old), s.noise, NoiseUse::first_state);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sherd::reference
 
 namespace sherd {
 
 const OptimizerKernels* OptimizerKernels::reference() {
-  static constexpr OptimizerKernels table{.adamw_count = reference::adamw_count, .adamw = reference::adamw};
+  static constexpr OptimizerKernels table{
+      .adamw_count = reference::adamw_count, .adamw = reference::adamw, .average = reference::average};
   return &table;
 }
 

@@ -68,6 +68,7 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   s.last_loss = out->last_loss;
   s.eval_loss = out->last_held_out;
   s.eval_sets = out->held_out_sets;
+  s.eval_loss_ema = out->held_out_ema;
   s.steps = trainer.step() - out->first;
   s.seconds = out->seconds;
   s.evaluation_seconds = out->evaluation_seconds;
@@ -242,6 +243,7 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
     for (const std::string& line : saving.take_warnings())
       if (out) warn(line);
   }
+  if (config.use_ema) trainer.use_averages();
   export_all(trainer, config, out, doing);
   if (config.sample_bytes() > 0) {
     doing = "sampling";

@@ -102,6 +102,24 @@ TEST(AdamW, CopyIsTheNewWeightRoundedOnce) {
       }
 }
 
+TEST(Average, HandWorkedSteps) {
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    const Tensor w = lab.tensor({3}, {1, -2, 3}), average = lab.tensor({3}, {0, 2, 3});
+    const AverageSegment all{.average = average.raw(), .w = w.raw(), .count = 3};
+    ops::average(lab.s, {&all, 1}, 0.75);
+    EXPECT_EQ(lab.floats(average), (Floats{0.25f, 1, 3}));
+    ops::average(lab.s, {&all, 1}, 0.75, lab.full({1}, 1, DType::i64));  // skipped
+    EXPECT_EQ(lab.floats(average), (Floats{0.25f, 1, 3}));
+    ops::average(lab.s, {&all, 1}, 0);
+    EXPECT_EQ(lab.floats(average), lab.floats(w));
+    for (const double decay : {1.0, -0.1, static_cast<double>(NAN)})
+      EXPECT_THROW(ops::average(lab.s, {&all, 1}, decay), InvalidArgument);
+    const AverageSegment none{.average = average.raw(), .count = 3};
+    EXPECT_THROW(ops::average(lab.s, {&none, 1}, 0.5), ShapeMismatch);
+  }
+}
+
 /// Parts of one State, each a parameter with its own count of updates, decay and copy.
 struct Parts {
   Parts(Lab& lab, const std::vector<int64_t>& cuts, DType dtype)

@@ -161,7 +161,9 @@ TEST(Rest, MissingMemoryIsRefused) {
   EXPECT_FALSE(refused({RestKind::momentum, {Master::split}}, no_low));  // reads no weights
   EXPECT_FALSE(
       refused({RestKind::momentum, {Master::bf16}, DType::f32, {}, 0.1f}, no_count));  // rounds nothing
-  for (const RestKind pass : {RestKind::adamw, RestKind::momentum}) {
+  EXPECT_TRUE(refused({RestKind::average, {Master::split}}, no_low));
+  EXPECT_FALSE(refused({RestKind::average, {Master::bf16}}, no_count));  // rounds nothing
+  for (const RestKind pass : {RestKind::adamw, RestKind::momentum, RestKind::average}) {
     EXPECT_TRUE(refused({pass, {Master::f32, DType::bf16}}, no_count));
     EXPECT_TRUE(refused({pass}, as_f16));
   }

@@ -287,6 +287,7 @@ TEST(Rest, PassesHaveTheBitsOfTheReference) {
   for (const DType state : {DType::f32, DType::bf16})
     for (const Master form : {Master::f32, Master::bf16, Master::split}) {
       all.push_back({RestKind::adamw, {form, state}});
+      all.push_back({RestKind::average, {form, state}});
       if (state == DType::f32) all.push_back({RestKind::heads, {form}});
       for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
         if (form == Master::f32) all.push_back({RestKind::adamw, {form, state}, DType::f32, type});
@@ -358,7 +359,8 @@ TEST(Rest, BitsDoNotDependOnTheLayout) {
     cut(layouts[3].pieces, begin, rows * width, part, engine);
   }
   for (const char* kernels : {kFast, "reference"})
-    for (const RestKind kind : {RestKind::adamw, RestKind::momentum, RestKind::update, RestKind::heads}) {
+    for (const RestKind kind :
+         {RestKind::adamw, RestKind::momentum, RestKind::update, RestKind::heads, RestKind::average}) {
       Lab lab(kernels, 3);
       std::vector<uint32_t> want;
       for (size_t layout = 0; layout < layouts.size(); ++layout) {
@@ -385,7 +387,7 @@ TEST(Rest, SplitWeightsAreTheF32WeightsInBits) {
   std::vector<RestPiece> pieces;
   cut(pieces, 0, n, {}, engine);
   for (const char* kernels : {kFast, "reference"})
-    for (const RestKind kind : {RestKind::adamw, RestKind::momentum, RestKind::update}) {
+    for (const RestKind kind : {RestKind::adamw, RestKind::momentum, RestKind::update, RestKind::average}) {
       Lab lab(kernels);
       const RestOptions f32{kind, {}, DType::f32, {}, 0.1f},
           split{kind, {Master::split}, DType::f32, {}, 0.1f};

@@ -67,7 +67,7 @@ struct RestValues {
   }
 };
 
-enum class RestKind { adamw, momentum, update, heads };
+enum class RestKind { adamw, momentum, update, heads, average };
 struct RestOptions {
   RestKind pass = RestKind::adamw;
   RestForms forms = {};
@@ -76,7 +76,7 @@ struct RestOptions {
   float l2 = 0;
   bool nesterov = true;
   std::string name() const {
-    return std::string(1, "amuh"[static_cast<int>(pass)]) + " " + name_of(forms.master) + " " +
+    return std::string(1, "amuhe"[static_cast<int>(pass)]) + " " + name_of(forms.master) + " " +
            name_of(forms.state) + " " + name_of(payload) + (copies ? name_of(*copies) : "");
   }
 };
@@ -112,6 +112,7 @@ struct RestPass {
     std::vector<MomentumSegment> momentum;
     std::vector<UpdateSegment> update;
     std::vector<HeadScaleSegment> heads;
+    std::vector<AverageSegment> averages;
     for (const RestPiece& p : pieces) {
       const auto at = [&](const Tensor& t) {
         return t.defined() ? static_cast<char*>(t.raw()) + p.begin * size_of(t.dtype()) : nullptr;
@@ -125,6 +126,7 @@ struct RestPass {
       momentum.push_back({at(m), gradient, w, p.count, p.sends ? p.to : -1, low_half, p.noise});
       update.push_back({w, p.count, p.to, 0.99f, -0.02f, to, low_half, p.noise});
       heads.push_back({w, p.count, factor, low_half, p.noise});
+      averages.push_back({at(m), w, p.count, low_half, p.noise});
     }
     const DType type = o.copies.value_or(DType::f32);
     if (o.pass == RestKind::adamw) ops::adamw(lab.s, adam, kRates, biases, type, skip, {}, o.forms);
@@ -132,6 +134,7 @@ struct RestPass {
       ops::muon_momentum(lab.s, packed, momentum, 0.9f, o.nesterov, o.l2, skip, {}, o.forms);
     if (o.pass == RestKind::update) ops::muon_update(lab.s, update, packed, skip, type, o.forms);
     if (o.pass == RestKind::heads) ops::scale_heads(lab.s, heads, o.forms.master);
+    if (o.pass == RestKind::average) ops::average(lab.s, averages, 0.9, skip, o.forms);
   }
   /// Returns all that a skipped pass keeps, the weights last.
   std::vector<Tensor> state() const {

@@ -84,6 +84,7 @@ void EventWriter::write(const StepResult& s) {
   if (s.save_ms) scalars.emplace_back("save_ms", *s.save_ms);
   if (s.eval_loss)
     scalars.insert(scalars.end(), {{"eval_loss", *s.eval_loss}, {"eval_ppl", std::exp(*s.eval_loss)}});
+  if (s.eval_loss_ema) scalars.emplace_back("eval_loss_ema", *s.eval_loss_ema);
   for (const auto& [name, loss] : s.eval_sets) scalars.emplace_back("eval_sets/" + name, loss);
   write_scalars(s.step, scalars);
 }

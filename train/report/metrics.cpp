@@ -77,14 +77,15 @@ std::string format_metrics(const StepResult& s) {
     comm.push_back(fmt::format(R"("{}": {{"calls": {}, "bytes": {}}})", name, count.calls, count.bytes));
   }
   return fmt::format(
-      R"({{"step": {}, "loss": {}, {}{}"grad_norm": {}, "num_zeros": {}, "skipped": {}, "skipped_steps": {}, {})"
+      R"({{"step": {}, "loss": {}, {}{}{}"grad_norm": {}, "num_zeros": {}, "skipped": {}, "skipped_steps": {}, {})"
       R"("lr": {}, "tokens_per_s": {}, {}"step_ms": {}, "optim_ms": {}, "comm": {{{}}}{}, "peak_bytes": {}, )"
       R"({}"host_syncs": {}{}{}}})",
       s.step, number(s.loss), s.mtp_loss ? fmt::format(R"("mtp_loss": {}, )", number(*s.mtp_loss)) : "",
-      s.eval_loss ? evaluation(*s.eval_loss, s.eval_sets) + ", " : "", number(s.grad_norm), s.num_zeros,
-      s.skipped, s.skipped_steps, s.loss_spike ? R"("loss_spike": true, )" : "", number(s.lr),
-      number(s.tokens_per_s), speed(s), number(s.step_ms), number(s.optim_ms), fmt::join(comm, ", "),
-      arrival(s), s.peak_bytes,
+      s.eval_loss ? evaluation(*s.eval_loss, s.eval_sets) + ", " : "",
+      s.eval_loss_ema ? fmt::format(R"("eval_loss_ema": {}, )", number(*s.eval_loss_ema)) : "",
+      number(s.grad_norm), s.num_zeros, s.skipped, s.skipped_steps,
+      s.loss_spike ? R"("loss_spike": true, )" : "", number(s.lr), number(s.tokens_per_s), speed(s),
+      number(s.step_ms), number(s.optim_ms), fmt::join(comm, ", "), arrival(s), s.peak_bytes,
       s.planned_peak_bytes ? fmt::format(R"("planned_peak_bytes": {}, )", *s.planned_peak_bytes) : "",
       s.host_syncs, s.eval_ms ? fmt::format(R"(, "eval_ms": {})", number(*s.eval_ms)) : "",
       s.save_ms ? fmt::format(R"(, "save_ms": {})", number(*s.save_ms)) : "");

@@ -20,6 +20,7 @@ namespace sherd {
 ///   loss          mean over the step's tokens, nats
 ///   mtp_loss      of multi-token prediction, where it is trained: the sum of its losses over the same number of tokens
 ///   eval_loss     over the held-out tokens, where the step was evaluated; eval_ppl: its perplexity, e^eval_loss
+///   eval_loss_ema the same of the averages of weights, where the run keeps any
 ///   eval_sets     {"web": 2.5, ...}, with named sets: the loss of each; eval_loss is their weighted mean
 ///   grad_norm     before clipping; num_zeros: gradient elements that are zero
 ///   skipped       whether gradients were not finite, so that nothing was updated

@@ -40,6 +40,8 @@ std::string format_summary(const Summary& summary) {
     if (summary.eval_loss)
       text += fmt::format("held-out loss {:.4f} {}{}\n", *summary.eval_loss, summary.loss_unit,
                           format_sets(summary.eval_sets));
+    if (summary.eval_loss_ema)
+      text += fmt::format("held-out loss of the averages of weights {:.4f}\n", *summary.eval_loss_ema);
     text += '\n';
   }
   text += memory_table(summary.ranks, summary.replicated);

@@ -15,8 +15,9 @@ namespace sherd {
 /// A finished run.
 struct Summary {
   double first_loss = 0, last_loss = 0;
-  std::optional<double> eval_loss;  // the last one
-  SetLosses eval_sets{};            // its sets, if they have names
+  std::optional<double> eval_loss;      // the last one
+  std::optional<double> eval_loss_ema;  // of the averages of weights
+  SetLosses eval_sets{};                // its sets, if they have names
   std::string loss_unit = "nats per token";
   int64_t steps = 0;
   double seconds = 0;  // of training alone

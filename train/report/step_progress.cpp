@@ -52,7 +52,8 @@ std::string StepProgress::describe(const StepResult& result) const {
   const std::optional<double>& eval_loss = line_.mode() == Mode::bar ? eval_loss_ : result.eval_loss;
   const auto width = fmt::formatted_size("{}", steps_);
   // A bar has no room for sets.
-  const std::string sets = line_.mode() == Mode::bar ? "" : format_sets(result.eval_sets);
+  std::string sets = line_.mode() == Mode::bar ? "" : format_sets(result.eval_sets);
+  if (result.eval_loss_ema) sets += fmt::format(" (average {:.4f})", *result.eval_loss_ema);
   return fmt::format(
       "step {:>{}}/{}  loss {:.4f}  {}{} tokens/s  {}", result.step, width, steps_, result.loss,
       eval_loss ? fmt::format("held-out {:.4f}{}  ", *eval_loss, sets) : "",

@@ -21,7 +21,8 @@ struct StepResult {
   double loss = 0;                   // mean over all tokens of the step
   std::optional<double> mtp_loss{};  // of multi-token prediction, if trained: its losses over the same tokens
   std::optional<double> eval_loss;
-  SetLosses eval_sets{};  // that eval_loss is the weighted mean of; empty without named sets
+  std::optional<double> eval_loss_ema;  // of the averages of weights, if the run keeps any
+  SetLosses eval_sets{};                // that eval_loss is the weighted mean of; empty without named sets
   float grad_norm = 0;
   int64_t num_zeros = 0;
   bool skipped = false;       // the gradients were not finite; weights and states are unchanged

@@ -59,8 +59,9 @@ struct Output {
   double first_loss = 0, last_loss = 0;  // of this run's steps
   int64_t first = 0;                     // steps before this run
   std::optional<double> last_held_out;
-  sherd::SetLosses held_out_sets;  // of the last of them
-  double seconds = 0;              // of training, without the two that follow
+  std::optional<double> held_out_ema;  // the last one, of averages
+  sherd::SetLosses held_out_sets;      // of the last of them
+  double seconds = 0;                  // of training, without the two that follow
   double evaluation_seconds = 0;
   double saving_seconds = 0;
 

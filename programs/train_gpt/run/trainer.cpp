@@ -130,6 +130,7 @@ void Trainer::resume() {
   options.optimizer = config_.resume_parts != ResumeParts::model && optimizer_.has_value();
   options.allow_new_state = config_.allow_new_state;
   options.convert_forms = config_.convert_forms;
+  options.averages = config_.use_ema && !optimizer_;
   resumed_ = sherd::resume(config_.resume, model_, optimizer_ ? &*optimizer_ : nullptr, options,
                            [&](const TrainingState& saved) { return misfit(saved, config_); });
   if (config_.resume_parts == ResumeParts::model) return;
@@ -143,6 +144,8 @@ std::vector<std::string> Trainer::differences() const {
   std::vector<std::string> lines;
   if (!resumed_ || config_.resume_parts == ResumeParts::model) return lines;
   lines = resumed_->report.converted;
+  if (!resumed_->report.averages_restarted.empty())
+    lines.emplace_back("the checkpoint has no averages of weights (--ema): they start from its weights");
   const auto& info = resumed_->report.training.info;
   const auto before = info.find("data");
   if (windows_ && before != info.end() && before->second != windows_->describe())
@@ -284,6 +287,22 @@ std::string Trainer::evaluation_data() const {
 }
 
 Trainer::Evaluation Trainer::evaluate() {
+  if (!optimizer_ || optimizer_->average() == nullptr) return evaluate_weights();
+  const CommCounts carried = carried_;
+  Evaluation all = evaluate_weights();
+  {
+    const Averaged scope(*optimizer_);
+    all.loss_ema = evaluate_weights().loss;
+  }
+  carried_ = carried;  // the next step copies its weights again
+  return all;
+}
+
+void Trainer::use_averages() {
+  if (optimizer_) averaged_.emplace(*optimizer_);  // else the checkpoint's averages were loaded
+}
+
+Trainer::Evaluation Trainer::evaluate_weights() {
   Evaluation all;
   sync_parameters();
   for (const TokenWindows::EvaluationSet& set : windows_->evaluation_sets(evaluation_windows(config_))) {

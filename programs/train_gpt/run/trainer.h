@@ -13,6 +13,7 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
+#include <sherd/optim/weight_average.h>
 #include <sherd/train/data/token_windows.h>
 #include <sherd/train/guards/repeat_step.h>
 #include <sherd/train/guards/replica_check.h>
@@ -111,11 +112,14 @@ class Trainer {
   /// Returns whether every weight on all ranks is finite. Collective.
   bool weights_are_finite();
   struct Evaluation {
-    double loss = 0;          // mean over tokens; of sets the mean by their weights
-    sherd::SetLosses sets{};  // of --eval-data
+    double loss = 0;                   // mean over tokens; of sets the mean by their weights
+    sherd::SetLosses sets{};           // of --eval-data
+    std::optional<double> loss_ema{};  // the same of the averages of --ema
   };
   /// Loss over held-out windows, of each set as many as --eval-windows says; NaN without any. Collective.
   Evaluation evaluate();
+  /// Puts the averages in the place of the weights until the end (--use-ema). Collective.
+  void use_averages();
   /// Equal for runs whose evaluations read the same windows with the same weights.
   std::string evaluation_data() const;
   /// Returns the prompt, not empty, and `count` tokens behind it, drawn as --temperature and --top-p say by a generator
@@ -158,6 +162,7 @@ class Trainer {
     int64_t places = 0;   // places that are not padding
   };
   StepRows rows_of_step() const;
+  Evaluation evaluate_weights();
   /// Mean loss over the tokens of these windows; NaN without any. Collective.
   double mean_loss(const std::vector<int64_t>& windows);
   /// Over the ranks that have different data.
@@ -185,6 +190,7 @@ class Trainer {
   sherd::nn::Tape tape_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;
+  std::optional<sherd::Averaged> averaged_;
   sherd::Muon* muon_ = nullptr;  // of *optimizer_: Muon, or the one inside of NorMuon
   std::optional<sherd::Resumed> resumed_;
   int64_t step_ = 0;                                       // issued

@@ -194,6 +194,7 @@ class Loop {
       const Trainer::Evaluation evaluation = trainer_.evaluate();
       result.eval_loss = evaluation.loss;
       result.eval_sets = evaluation.sets;
+      result.eval_loss_ema = evaluation.loss_ema;
       saving_.evaluated(result.step, evaluation.loss);
       result.eval_ms = seconds_since(begin) * 1e3;
     }
@@ -211,6 +212,7 @@ class Loop {
         out_->held_out.add(result.step, *result.eval_loss);
         out_->last_held_out = result.eval_loss;
         out_->held_out_sets = result.eval_sets;
+        out_->held_out_ema = result.eval_loss_ema;
       }
       // Before the step is saved: a run that is killed in between must not miss the line for good.
       out_->write_step(result, config_);

@@ -235,6 +235,8 @@ sherd::OptimizerOptions optimizer_options(const Settings& c) {
   o.state_dtype = c.state_dtype;
   o.state_place = offload_named(c.offload).state;
   o.window_bytes = c.offload_window;
+  o.ema_decay = c.ema;
+  o.ema_dtype = c.ema_dtype;
   o.muon = muon_options(c);
   if (uses(c, OptimizerWord::normuon))
     o.further.push_back(sherd::NorMuon::factory({.muon = o.muon, .beta2 = c.adam_beta2}));
