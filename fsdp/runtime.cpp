@@ -309,7 +309,10 @@ void ShardRuntime::begin_substitution() {
   ++context_->substitutions;
 }
 
-void ShardRuntime::end_substitution() { --context_->substitutions; }
+void ShardRuntime::end_substitution(bool restored) {
+  --context_->substitutions;
+  if (!restored) weights_torn();
+}
 
 void ShardRuntime::require_trained_weights(const char* who) const { context_->require_trained_weights(who); }
 

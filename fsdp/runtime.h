@@ -148,10 +148,10 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// (WeightsChange::begin_update()), until weights_replaced().
   void require_whole_weights(const char* who) const;
 
-  /// Declare that other weights are in the place of the trained ones from here on, and that these are restored (Averaged). In
+  /// Declare that other weights are in the place of the trained ones from here on, and that these are restored, or lost (Averaged). In
   /// between, require_trained_weights() and all training throw, and recovered() reports the substitution as a cut off update.
   void begin_substitution();
-  void end_substitution();
+  void end_substitution(bool restored);
   /// @throws InvalidArgument naming `who` during a substitution.
   void require_trained_weights(const char* who) const;
 

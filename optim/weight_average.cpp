@@ -1,15 +1,11 @@
 #include <sherd/optim/weight_average.h>
 
-#include <fmt/format.h>
-
 #include <map>
 #include <utility>
 
-#include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 #include <sherd/optim/detail/rest_segments.h>
-#include <sherd/optim/optimizer.h>
 
 namespace sherd {
 namespace {
@@ -20,14 +16,6 @@ Tensor copy_of(Stream& s, const Tensor& t) {
       Tensor::empty(s.device(), t.shape(), t.dtype(), MemoryClass::scratch, "weights beside averages");
   ops::copy(s, copy, t);
   return copy;
-}
-
-// A change of all weights: it waits for everything that reads them, files that the host writes included.
-void exchange(Optimizer& optimizer) {
-  WeightsChange change(optimizer.runtime());
-  change.begin_update();
-  optimizer.average()->exchange();
-  change.end();
 }
 
 }  // namespace
@@ -46,7 +34,9 @@ WeightAverage::WeightAverage(Device& device, std::vector<UpdateItem> items, doub
 
 void WeightAverage::restart() {
   Stream& s = device_.compute();
-  for (const Slot& slot : slots_) {
+  exchanged_ = false;
+  for (Slot& slot : slots_) {
+    slot.kept = slot.kept_low = Tensor();  // of an exchange that an exception has ended
     const Tensor w = slot.item.param.shard(), low = slot.item.param.shard_low();
     if (slot.average.dtype() == DType::f32)
       ops::read_weights(s, slot.average, w, low);
@@ -116,29 +106,6 @@ std::vector<StateTensor> WeightAverage::state() const {
   for (const Slot& slot : slots_)
     all.push_back({slot.item.param, "ema", slot.average, /*averages_weights=*/true});
   return all;
-}
-
-Averaged::Averaged(Optimizer& optimizer) : optimizer_(optimizer) {
-  ShardRuntime& runtime = optimizer.runtime();
-  const auto refuse = [&](const std::string& why) {
-    throw InvalidArgument(fmt::format("{}: Averaged: {}", runtime.device().label(), why));
-  };
-  if (optimizer.average() == nullptr)
-    refuse("the optimizer keeps no averages of weights; set OptimizerOptions::ema_decay");
-  if (optimizer.average()->exchanged()) refuse("another scope of this optimizer is open; end it first");
-  runtime.require_whole_weights("Averaged");
-  if (const std::string why = runtime.pending(); !why.empty()) refuse(why);
-  exchange(optimizer);
-  runtime.begin_substitution();
-}
-
-Averaged::~Averaged() {
-  if (!optimizer_.average()->exchanged()) return;
-  try {
-    exchange(optimizer_);
-    optimizer_.runtime().end_substitution();
-  } catch (...) {  // training throws from here on, and the next call on a failed stream throws again
-  }
 }
 
 }  // namespace sherd

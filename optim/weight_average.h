@@ -2,15 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
-#include <sherd/fsdp/runtime.h>
 #include <sherd/optim/update_rule.h>
 
 namespace sherd {
-
-class Optimizer;
 
 /// Averages of the weights of one optimizer (OptimizerOptions::ema_decay), each rank those of the elements that it holds:
 ///   average += (1 - decay) * (weight - average)
@@ -47,29 +43,6 @@ class WeightAverage {
   bool exchanged_ = false;
   std::vector<Slot> slots_;
   Tensor draws_;  // f32 [1]: steps, where averages are rounded
-};
-
-/// Scope in which the averages are the weights: of evaluation and of exports.
-///
-///    {
-///      const Averaged averaged(optimizer);
-///      loss = evaluate(model);
-///    }
-///
-/// Training forwards and backwards, steps, loads, and saves of optimizer state throw inside. The end restores the weights, in bits.
-/// Made between steps, on all ranks at the same point; model and optimizer outlive it. With several optimizers, a scope for each.
-class [[nodiscard]] Averaged {
- public:
-  /// @throws InvalidArgument without averages, inside another scope of this optimizer, and in a step: see
-  /// ShardRuntime::pending().
-  explicit Averaged(Optimizer& optimizer);
-  /// Where the restoration fails, training throws until a checkpoint has been loaded (ShardRuntime::require_whole_weights()).
-  ~Averaged();
-  Averaged(const Averaged&) = delete;
-  Averaged& operator=(const Averaged&) = delete;
-
- private:
-  Optimizer& optimizer_;
 };
 
 }  // namespace sherd

@@ -1,8 +1,9 @@
 // Averages of weights: value by value, the same bits on any arrangement, and in the place of the weights.
 
-#include <sherd/optim/weight_average.h>
+#include <sherd/optim/averaged.h>
 
 #include <limits>
+#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -381,6 +382,40 @@ TEST(Averaged, TrainingSavesAndLoadsInsideAreErrors) {
         std::runtime_error);
     rig.step();
   });
+}
+
+// The exchange back does not run on a stream that has failed: only a load makes the weights whole.
+TEST(Averaged, AFailureInsideIsFoundByTheRecovery) {
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  launch(2, [&](RankContext& r) {
+    Rig rig(r, {});
+    rig.optimizer.reset();
+    rig.optimizer.emplace(rig.model, rig.routes, OptimizerOptions{.ema_decay = 0.5});
+    rig.step();
+    const StateDict dict = state_dict(rig.model, &*rig.optimizer, DictKind::sharded);
+    r.world->barrier(r.device->compute());
+    rig.sync();
+    {
+      const Averaged scope(*rig.optimizer);
+      r.device->compute().synchronize();
+      if (r.world->rank() == 1)
+        r.device->compute().submit("test", [](ExecutionContext&) { throw OutOfMemory("in an evaluation"); });
+    }
+    r.world->recover();
+    try {
+      runtime_of(rig.model).recovered();
+    } catch (const Error& e) {
+      const std::lock_guard lock(mutex);
+      texts.emplace_back(e.what());
+    }
+    load_state_dict(rig.model, &*rig.optimizer, dict, DictKind::sharded);
+    rig.step();
+    rig.sync();
+    const Averaged scope(*rig.optimizer);
+  });
+  EXPECT_THAT(texts, SizeIs(2));
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("ranks in the middle of it: 1"), HasSubstr("load a checkpoint"))));
 }
 
 TEST(WeightAverage, InvalidOptionsAreNamed) {

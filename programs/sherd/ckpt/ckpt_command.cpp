@@ -131,6 +131,8 @@ void CkptCommand::add_export(CLI::App& app) {
                        "of a folder's files: bytes, or 500MB, 5GB, 512MiB (default 5GB)")
                     ->type_name("BYTES")
                     ->check(checked(parse_bytes));
+  sub->add_flag("--ema", export_.averages,
+                "averages of weights (train_gpt --ema) in the place of the weights");
   sub->add_flag("--optim", export_.optim, "optimizer state, too (optim.state.NAME.KEY, as stored)");
   sub->add_flag("--quiet", quiet_, "no progress");
   sub->footer(kPathHelp);

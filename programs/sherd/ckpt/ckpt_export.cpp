@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/detail/state_names.h>
 #include <sherd/checkpoint/detail/weights_writer.h>
 #include <sherd/checkpoint/weights.h>
 
@@ -23,17 +24,32 @@ struct Item {
   DType dtype = DType::f32;  // in the file
 };
 
+// Returns the average of a weight, which is stored under one of a tied tensor's names; null without one.
+const CheckpointTensor* average_of(const Manifest& m, const CheckpointTensor& weight) {
+  for (const CheckpointTensor& t : m.tensors)
+    if (t.name == weight.name || std::ranges::find(t.tied, weight.name) != t.tied.end())
+      if (const CheckpointTensor* average = m.find(Section::optim, state_name(t.name, "ema"))) return average;
+  return nullptr;
+}
+
 // Returns the items, those with the largest elements first, so that all are aligned.
 std::vector<Item> items_of(const Manifest& m, const ExportOptions& options) {
   std::vector<Item> items;
+  int64_t averages = 0;
   for (const CheckpointTensor& t : m.tensors) {
     const bool optim = section_of(m, t) == Section::optim;
     if (optim && !options.optim) continue;
-    items.push_back({t.name, &t, optim || !is_float(t.dtype) ? t.dtype : options.dtype.value_or(t.dtype)});
+    const CheckpointTensor* average = options.averages && !optim ? average_of(m, t) : nullptr;
+    averages += average != nullptr ? 1 : 0;
+    const CheckpointTensor& from = average != nullptr ? *average : t;
+    items.push_back(
+        {t.name, &from, optim || !is_float(t.dtype) ? t.dtype : options.dtype.value_or(from.dtype)});
     // Earlier versions stored a tied tensor once.
     for (const std::string& other : t.tied)
-      if (m.find(t.section, other) == nullptr) items.push_back({other, &t, items.back().dtype});
+      if (m.find(t.section, other) == nullptr) items.push_back({other, &from, items.back().dtype});
   }
+  if (options.averages && averages == 0)
+    throw InvalidArgument("the source has no averages of weights (train_gpt --ema); leave out --ema");
   std::stable_sort(items.begin(), items.end(),
                    [](const Item& a, const Item& b) { return size_of(a.dtype) > size_of(b.dtype); });
   return items;

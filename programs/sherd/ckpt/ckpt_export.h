@@ -23,6 +23,8 @@ struct ExportOptions {
   /// Maximum data of a file in a folder, unless one tensor is larger.
   int64_t max_shard_bytes = kDefaultShardBytes;
   bool optim = false;
+  /// The averages of weights in the place of the weights that have one (OptimizerOptions::ema_decay).
+  bool averages = false;
 };
 
 /// Exports the tensors. Holds a few MiB of data. A file appears under its name complete, or not at all, and

@@ -68,6 +68,7 @@ Drawn draw_run(Dice& dice) {
   maybe(4, {"--route", "tok=adamw/master:f32/state:f32"});
   if (run.muon) maybe(3, {"--muon-decay", "l2"});
   if (run.experts) run.flags = run.flags + Flags{"--experts", "4"};
+  maybe(3, {"--ema", "0.75", "--eval-every", "2", "--ema-dtype", dice.of<std::string>({"fp32", "bf16"})});
   return run;
 }
 
