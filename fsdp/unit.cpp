@@ -92,10 +92,10 @@ void Unit::wait() {
 
 void Unit::keep() {
   UnitContext& context = this->context();
-  if (kept_.defined() || !context.whole.has(number_)) return;
   if (context.order.open(number_) > 0)
     throw InvalidArgument(
         fmt::format("Unsharded: unit '{}' is in use; make it outside of forwards and backwards", name_));
+  if (kept_.defined() || !context.whole.has(number_)) return;
   reshard();
   int64_t bytes = 0;
   for (const auto& g : groups_)

@@ -7,8 +7,8 @@
 
 namespace sherd {
 
-/// Scope in which the units of a sharded model stay unsharded: each is gathered once, when it is first used, and not again
-/// until its weights change. For passes that use every unit often, such as generation, evaluation or several forwards of a
+/// Scope in which the units of a sharded model stay unsharded: the constructor gathers all of them, and their uses gather nothing
+/// until weights change. For passes that use every unit often, such as generation, evaluation or several forwards of a
 /// reference model:
 ///
 ///     const Unsharded whole(model);
@@ -21,7 +21,7 @@ namespace sherd {
 class Unsharded {
  public:
   /// @throws OutOfMemory on every rank, naming the bytes, where the memory does not suffice on one of them; nothing is kept
-  /// then. InvalidArgument before fully_shard(root), and inside a forward or backward.
+  /// then. InvalidArgument before fully_shard(root), and inside a forward or backward; nothing is kept then, either.
   explicit Unsharded(ModuleBase& root);
   ~Unsharded();
   Unsharded(const Unsharded&) = delete;

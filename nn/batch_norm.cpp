@@ -88,7 +88,8 @@ Var batch_norm(const Var& x, const Var& w, const Var& bias, const BatchNormOptio
   std::vector<int64_t> dims{0};
   for (int64_t d = 2; d < x.value().dim(); ++d) dims.push_back(d);
   const auto [m, v, n] = statistics(x, dims, o.ranks);
-  if (o.running_mean.defined() && x.tape() != nullptr && x.tape()->training() && !x.tape()->recomputing()) {
+  if (o.running_mean.defined() && x.tape() != nullptr && x.tape()->training() && !x.tape()->recomputing() &&
+      n > 0) {
     follow(x.stream(), o.running_mean, m.value(), 1, o.momentum);
     follow(x.stream(), o.running_variance, v.value(), n > 1 ? n / (n - 1) : 1, o.momentum);
   }

@@ -8,7 +8,8 @@
 
 namespace sherd::nn {
 
-// Each returns one element for each row of logits [rows, vocab]: f32, computed from f32 (f64 for f64).
+// Each returns one element for each row of logits [rows, vocab]: f32, computed from f32 (f64 for f64). Logits are
+// finite.
 
 /// Returns ln softmax(logits[i])[targets[i]]; 0, without a gradient, where the target is kIgnoredTarget. Errors as
 /// cross_entropy().
@@ -35,7 +36,7 @@ using OfLogits = std::function<Var(const Var& logits, int64_t begin, int64_t end
 ///     const Var rows = model(tokens, nn::log_probs(targets));
 OfLogits log_probs(const Tensor& targets);
 
-/// Returns `of` of the logits linear(x, head), by `chunk` rows at a time (0: all at once): at most chunk * vocab logits, and
+/// Returns `of` of the logits linear(x, head), by `chunk` rows at a time (0 means all at once), so that at most chunk * vocab logits, and
 /// what `of` computes of them, exist at once. Backward computes each chunk again. Saves x. The bits of the head's gradient
 /// depend on `chunk`.
 ///

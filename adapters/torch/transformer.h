@@ -49,6 +49,9 @@ class TransformerEncoderImpl final : public ShardedLayers<::torch::nn::Transform
  public:
   explicit TransformerEncoderImpl(const ::torch::nn::TransformerEncoder& encoder);
   at::Tensor forward(const at::Tensor& source, const at::Tensor& mask = {}, const at::Tensor& padding = {});
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, ::torch::nn::AnyValue(at::Tensor())}, {2, ::torch::nn::AnyValue(at::Tensor())})
 };
 
 class TransformerDecoderImpl final : public ShardedLayers<::torch::nn::TransformerDecoderLayerImpl> {
@@ -57,6 +60,10 @@ class TransformerDecoderImpl final : public ShardedLayers<::torch::nn::Transform
   at::Tensor forward(const at::Tensor& target, const at::Tensor& memory, const at::Tensor& target_mask = {},
                      const at::Tensor& memory_mask = {}, const at::Tensor& target_padding = {},
                      const at::Tensor& memory_padding = {});
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({2, ::torch::nn::AnyValue(at::Tensor())}, {3, ::torch::nn::AnyValue(at::Tensor())},
+                           {4, ::torch::nn::AnyValue(at::Tensor())}, {5, ::torch::nn::AnyValue(at::Tensor())})
 };
 
 /// In place of torch::nn::TransformerEncoder and TransformerDecoder that a program holds and calls itself, which no

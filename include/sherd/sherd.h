@@ -18,6 +18,7 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/nn/nn.h>
 #include <sherd/nn/ops.h>
+#include <sherd/optim/averaged.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/normuon.h>
 #include <sherd/optim/optimizer.h>

@@ -13,6 +13,9 @@
 
 namespace sherd {
 
+/// Name of the lane in which the adapter for libtorch records, on CPUs, the time between its calls of sherd.
+inline constexpr const char* kLibtorchStream = "libtorch";
+
 /// One operation of a stream. Times are microseconds of Trace::now().
 struct TraceRecord {
   std::string device, stream, what;

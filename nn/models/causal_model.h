@@ -82,7 +82,7 @@ class CausalModel : public Module<CausalModel> {
 
   /// Generation: the logits [n, vocab], in the same dtype, behind the last of tokens i32 [n, rows], of which row i follows
   /// the positions that caches[i] has, and is kept there. Caches may have different lengths; each sequence's logits are those
-  /// of a forward of it alone, to rounding. After an exception the caches have the positions that they had. For
+  /// of a forward of it alone, to rounding. Each has a cache of its own. After an exception the caches have the positions that they had. For
   /// no backward; generate() calls it. @throws NotSupported by models without caches; InvalidArgument for a cache of another
   /// model, and for rows with which ModelDescription::changes_angles(): clear the cache and give all tokens.
   virtual Tensor forward(const Tensor& tokens, const std::vector<KvCache*>& caches);
@@ -111,8 +111,20 @@ class CausalModel : public Module<CausalModel> {
   /// need no adapters. Collective, between steps; optimizer states stay. Of no effect without adapters.
   virtual void fold_adapters() {}
   /// Sets whether forwards add the adapters' products: without, it is the model that the adapters are trained beside, as a
-  /// reference to evaluate. Set it outside of forwards and between backwards. Of no effect without adapters.
+  /// reference to evaluate (WithoutAdapters). Set it outside of forwards and between backwards. Of no effect without adapters.
   virtual void use_adapters(bool on) { (void)on; }
+};
+
+/// Scope in which the model's forwards leave its adapters out.
+class [[nodiscard]] WithoutAdapters {
+ public:
+  explicit WithoutAdapters(CausalModel& model) : model_(model) { model_.use_adapters(false); }
+  ~WithoutAdapters() { model_.use_adapters(true); }
+  WithoutAdapters(const WithoutAdapters&) = delete;
+  WithoutAdapters& operator=(const WithoutAdapters&) = delete;
+
+ private:
+  CausalModel& model_;
 };
 
 struct CausalModelOptions {

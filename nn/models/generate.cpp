@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <sherd/base/error.h>
 #include <sherd/fsdp/runtime.h>
@@ -19,16 +20,18 @@ using Tokens = std::vector<int32_t>;
 /// Scope in which the model is in evaluation mode.
 class Evaluating {
  public:
-  explicit Evaluating(CausalModel& model) : model_(model), before_(model.training()) {
-    model_.set_training(false);
+  explicit Evaluating(CausalModel& model) {
+    model.visit([&](const std::string&, ModuleBase& m) { before_.emplace_back(&m, m.training()); });
+    model.set_training(false);
   }
-  ~Evaluating() { model_.set_training(before_); }
+  ~Evaluating() {
+    for (const auto& [module, training] : before_) module->set_training(training);  // parents first
+  }
   Evaluating(const Evaluating&) = delete;
   Evaluating& operator=(const Evaluating&) = delete;
 
  private:
-  CausalModel& model_;
-  bool before_;
+  std::vector<std::pair<ModuleBase*, bool>> before_;
 };
 
 /// One sequence that is not at its end.

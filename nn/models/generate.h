@@ -26,7 +26,7 @@ struct GenerateOptions {
   Communicator* same = nullptr;
   /// Ranks with prompts of their own whose forwards are collectives, such as the data-parallel ranks of a model that is
   /// sharded: a rank without sequences left runs forwards of one token until the others are done. Null: forwards need no
-  /// other ranks (inside Unsharded, or unsharded weights).
+  /// other ranks: inside Unsharded, until the weights change, and without expert parallelism.
   Communicator* together = nullptr;
   /// Called for each new token, with the index of its prompt.
   std::function<void(size_t, int32_t)> made = nullptr;

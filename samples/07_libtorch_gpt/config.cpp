@@ -49,7 +49,8 @@ constexpr Own kOwn[] = {
     {"resume", "checkpoint to resume from, on any number of ranks"},
     {"eval_windows", "held-out windows per evaluation, evenly spaced; 0: all"},
     {"trace",
-     "timeline of every rank's streams, for chrome://tracing or Perfetto; without libtorch's operations"},
+     "timeline of every rank's streams, for chrome://tracing or Perfetto; libtorch's operations are one "
+     "lane"},
     {"quiet", "print only errors"}};
 
 }  // namespace

@@ -52,12 +52,14 @@ nn::Var log_probs_of(nn::CausalModel& model, const nn::Var& tokens, const Tensor
 struct Model {
   std::unique_ptr<nn::CausalModel> module;
   Routing routing;
-  Model(const DeviceMesh& mesh, const nn::LoraOptions& lora) {
+  Model(const DeviceMesh& mesh, const nn::LoraOptions& lora, bool reference) {
     nn::ModelDescription llama{
         .vocab = kVocab, .dim = 32, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 8};
     llama.hidden = 64, llama.positions = kSeq, llama.init_std = 0.1f;
     module = nn::causal_model(llama, {.lora = lora});
-    routing = route(*module, {.optimizer = Algorithm::adamw});
+    for (auto& [name, p] : module->named_parameters())
+      if (reference) Parameter(p).freeze();  // no memory for gradients
+    if (!reference) routing = route(*module, {.optimizer = Algorithm::adamw});
     for (size_t i = 0; i < module->blocks(); ++i) fully_shard(module->block(i), mesh);
     fully_shard(*module, mesh);
   }
@@ -67,8 +69,8 @@ int main(int argc, char** argv) {
   const bool whole = argc > 1 && std::strcmp(argv[1], "whole") == 0;
   launch(kRanks, [&](RankContext& rank) {
     const DeviceMesh mesh(rank.world, {{"shard", kRanks}});
-    Model policy(mesh, whole ? nn::LoraOptions{} : nn::LoraOptions{.rank = 4, .alpha = 8});
-    std::unique_ptr<Model> beside = whole ? std::make_unique<Model>(mesh, nn::LoraOptions{}) : nullptr;
+    Model policy(mesh, whole ? nn::LoraOptions{} : nn::LoraOptions{.rank = 4, .alpha = 8}, false);
+    std::unique_ptr<Model> beside = whole ? std::make_unique<Model>(mesh, nn::LoraOptions{}, true) : nullptr;
     nn::CausalModel &model = *policy.module, &reference = whole ? *beside->module : model;
     Optimizer optimizer(model, policy.routing, {});
     nn::Tape tape;
@@ -77,9 +79,8 @@ int main(int argc, char** argv) {
       nn::Var of_reference;
       {
         const nn::NoGrad evaluation(tape);
-        if (!whole) model.use_adapters(false);
+        const nn::WithoutAdapters base(model);
         of_reference = log_probs_of(reference, tape.input(batch.tokens), batch.targets);
-        model.use_adapters(true);
       }
       // How much more likely than by the reference each continuation is; the preferred ones come first.
       const nn::Var ratio = log_probs_of(model, tape.input(batch.tokens), batch.targets) - of_reference;

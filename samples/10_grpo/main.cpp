@@ -2,9 +2,7 @@
 // continuations of every prompt, scores them, and makes the better ones of a group more likely, in two updates with clipped ratios.
 // (Shao et al., DeepSeekMath, 2024, arXiv 2402.03300.)
 #include <cstdio>
-#include <memory>
 #include <numeric>
-#include <vector>
 
 #include <sherd/sherd.h>
 using namespace sherd;
@@ -16,12 +14,14 @@ constexpr double kClip = 0.2, kKl = 0.02;
 struct Model {
   std::unique_ptr<nn::CausalModel> module;
   Routing routing;
-  Model(const DeviceMesh& mesh) {
+  Model(const DeviceMesh& mesh, bool reference) {
     nn::ModelDescription llama{
         .vocab = kVocab, .dim = 32, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 8};
     llama.hidden = 64, llama.positions = kPrompt + kNew, llama.init_std = 0.1f;
     module = nn::causal_model(llama);
-    routing = route(*module, {.optimizer = Algorithm::adamw});
+    for (auto& [name, p] : module->named_parameters())
+      if (reference) Parameter(p).freeze();  // no memory for gradients
+    if (!reference) routing = route(*module, {.optimizer = Algorithm::adamw});
     for (size_t i = 0; i < module->blocks(); ++i) fully_shard(module->block(i), mesh);
     fully_shard(*module, mesh);
   }
@@ -49,7 +49,7 @@ nn::Var log_probs_of(nn::CausalModel& model, const nn::Var& tokens, const Tensor
 int main() {
   launch(kRanks, [](RankContext& rank) {
     const DeviceMesh mesh(rank.world, {{"shard", kRanks}});
-    Model policy(mesh), reference(mesh);
+    Model policy(mesh, false), reference(mesh, true);
     nn::CausalModel& model = *policy.module;
     Optimizer optimizer(model, policy.routing, {});
     nn::Tape tape;

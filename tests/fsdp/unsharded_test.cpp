@@ -36,7 +36,7 @@ TEST(Unsharded, EvaluationsGatherOnceAndMemoryIsGivenBack) {
           const int64_t before = r.device->allocator().live_bytes(MemoryClass::gathered);
           {
             const Unsharded whole(rig.model);
-            rig.counted([&] { rig.forward(); });
+            EXPECT_EQ(all_gathers(rig.counted([&] { rig.forward(); })), 0);
             {
               const Unsharded inner(rig.model);
               EXPECT_EQ(all_gathers(rig.counted([&] { rig.forward(); })), 0);
@@ -133,23 +133,22 @@ TEST(Unsharded, RefusedOnEveryRankWhereItDoesNotFitOnOne) {
   EXPECT_THAT(texts[0], HasSubstr("rank 1"));
 }
 
-TEST(Unsharded, RefusedInsideAForward) {
-  launch(1, [](RankContext& r) {
-    Rig rig(r, {});
-    Unit& unit = *runtime_of(rig.model).units().front();
-    unit.unshard();
-    unit.pre_forward(ForwardKind::evaluation);
-    EXPECT_NO_THROW(const Unsharded whole(rig.model)) << "one rank stores nothing sharded";
-    unit.post_forward();
-  });
-  EXPECT_THROW(launch(2,
-                      [](RankContext& r) {
-                        Rig rig(r, {});
-                        Unit& unit = *runtime_of(rig.model).units().front();
-                        unit.pre_forward(ForwardKind::evaluation);
-                        const Unsharded whole(rig.model);
-                      }),
-               InvalidArgument);
+TEST(Unsharded, RefusedInsideAForwardAndKeepsNothingThen) {
+  for (const int ranks : {1, 2})
+    launch(ranks, [](RankContext& r) {
+      Rig rig(r, {});
+      Unit& root = *runtime_of(rig.model).units().back();
+      rig.model.set_training(false);
+      rig.forward();
+      rig.sync();
+      const int64_t before = r.device->allocator().live_bytes(MemoryClass::gathered);
+      root.pre_forward(ForwardKind::evaluation);
+      EXPECT_THROW(const Unsharded whole(rig.model), InvalidArgument);
+      root.post_forward();
+      EXPECT_EQ(r.device->allocator().live_bytes(MemoryClass::gathered), before);
+      { const Unsharded whole(rig.model); }
+      EXPECT_EQ(r.device->allocator().live_bytes(MemoryClass::gathered), before);
+    });
 }
 
 }  // namespace

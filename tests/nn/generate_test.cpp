@@ -193,20 +193,47 @@ TEST(Generate, RanksWithOtherPromptsGenerateTogetherOrUnsharded) {
       for (size_t i = 0; i < mine.size(); ++i) EXPECT_EQ(together[i], want[i]);
       const Unsharded whole(model);
       const int64_t before = gathers(rank);
+      if (a.tp == 1) o.together = nullptr;  // forwards are no collectives now; tp gathers logits
       EXPECT_EQ(nn::generate(model, mine, o), together);
-      const int64_t first = gathers(rank);
-      EXPECT_EQ(nn::generate(model, mine, o), together);
-      // tp gathers logits, no weights.
-      if (a.tp == 1) {
-        EXPECT_EQ(gathers(rank), first);
-        EXPECT_EQ(first > before, a.strategy == Strategy::optim_grads_params);
-      }
-      if (a.tp == 1) {  // forwards are no collectives now
-        o.together = nullptr;
-        EXPECT_EQ(nn::generate(model, mine, o), together);
-      }
+      if (a.tp == 1) EXPECT_EQ(gathers(rank), before);
     });
   }
+}
+
+TEST(Generate, LeavesTrainingModesAndCachesAsTheyWere) {
+  launch(1, {.device = {.memory_limit = 1'400'000}}, [&](RankContext& rank) {
+    nn::ModelDescription m = sharp_model("llama");
+    m.vocab = 20'000;  // one row of logits takes 80 kB
+    m.tied = true;
+    m.dim = 8;
+    m.head_dim = 2;
+    ArrangedModel arranged(rank, m, {.name = ""}, 7);
+    for (auto& [name, p] : arranged.model->named_parameters()) Parameter(p).freeze();
+    arranged.shard();
+    nn::CausalModel& model = *arranged.model;
+    model.block(1).set_training(false);
+    EXPECT_EQ(nn::generate(model, {{1, 2}}, {.max_tokens = 2})[0].size(), 2u);
+    EXPECT_TRUE(model.training() && model.block(0).training());
+    EXPECT_FALSE(model.block(1).training());
+
+    nn::KvCache cache = model.make_cache(*rank.device, 8, DType::f32),
+                other = model.make_cache(*rank.device, 8, DType::f32);
+    const Tensor token = Tensor::empty(*rank.device, {1, 1}, DType::i32, "test"),
+                 two = Tensor::empty(*rank.device, {2, 1}, DType::i32, "test");
+    for (const Tensor& t : {token, two}) ops::fill(rank.device->compute(), t, 3);
+    {
+      const Allocator& allocator = rank.device->allocator();
+      const Tensor ballast = Tensor::empty(
+          *rank.device, {allocator.limit_bytes() - allocator.live_bytes() - 60'000}, DType::u8, "ballast");
+      EXPECT_THROW(model(token, &cache), OutOfMemory) << "of the logits, behind the last layer";
+    }
+    EXPECT_EQ(cache.length(), 0);
+    EXPECT_THROW(model(two, std::vector{&cache, &cache}), InvalidArgument);
+    EXPECT_THROW(model(two, std::vector<nn::KvCache*>{&cache, nullptr}), InvalidArgument);
+    model(two, std::vector{&cache, &other});
+    EXPECT_EQ(cache.length(), 1);
+    EXPECT_EQ(other.length(), 1);
+  });
 }
 
 TEST(Generate, RefusesWhatCannotBe) {

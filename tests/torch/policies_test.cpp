@@ -81,6 +81,7 @@ TEST(TorchPolicies, LayersOfCodersThatAProgramHoldsAreUnits) {
   EXPECT_EQ(sharded->named_parameters().keys(), encoder->named_parameters().keys());
   const Tensor x = random({4, 3, 8}, 1);
   EXPECT_TRUE(torch::equal(sharded(x), same(x)));
+  EXPECT_TRUE(torch::equal(nn::AnyModule(sharded).forward(x), same(x)));
   Comparison<BuiltCoders>{[](BuiltCoders& m, int r) {
                             return m(random({4, 3, 8}, r), random({5, 3, 8}, r + 10)).square().mean();
                           },

@@ -109,9 +109,9 @@ Overlap overlap_of(const Timeline& timeline) {
 
 std::vector<StepPart> parts_of(const Timeline& timeline) {
   if (timeline.marks.empty()) return {};
-  enum Part { products, attention, others, optimizer, copies, collectives, waiting };
+  enum Part { products, attention, others, optimizer, copies, collectives, library, waiting };
   std::vector<StepPart> parts = {{"products"}, {"attention"},   {"other kernels"}, {"optimizer"},
-                                 {"copies"},   {"collectives"}, {"waiting"}};
+                                 {"copies"},   {"collectives"}, {"libtorch"},      {"waiting"}};
   const auto part_of = [](WorkKind kind) {
     switch (kind) {
       case WorkKind::product:
@@ -132,11 +132,20 @@ std::vector<StepPart> parts_of(const Timeline& timeline) {
   const double begin = timeline.marks.front().at;
   double end = begin;
   std::set<std::string> ranks;
+  std::map<std::string, std::pair<Spans, Spans>>
+      spans;  // between calls of sherd; the compute streams' operations
   for (const TraceRecord& r : timeline.records) {
-    if (r.stream != kComputing || r.begin < begin) continue;
+    if (r.begin < begin || (r.stream != kComputing && r.stream != kLibtorchStream)) continue;
+    auto& [library_spans, compute] = spans[r.device];
+    (r.stream == kComputing ? compute : library_spans).emplace_back(r.begin, r.end);
+    if (r.stream != kComputing) continue;
     ranks.insert(r.device);
     end = std::max(end, r.end);
     parts[part_of(r.kind)].ms += (r.end - r.begin) * 1e-3;
+  }
+  for (auto& [rank, both] : spans) {
+    const Spans between = merged(std::move(both.first));
+    parts[library].ms += (length(between) - common(between, merged(std::move(both.second)))) * 1e-3;
   }
   const auto lanes = static_cast<double>(std::max<size_t>(1, ranks.size()));
   const auto steps = static_cast<double>(timeline.marks.size());
@@ -147,6 +156,7 @@ std::vector<StepPart> parts_of(const Timeline& timeline) {
     p.ms /= steps * lanes;
     p.share = step > 0 ? p.ms / step : 0;
   }
+  if (parts[library].ms == 0) parts.erase(parts.begin() + library);
   return parts;
 }
 

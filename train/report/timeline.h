@@ -43,7 +43,8 @@ struct Overlap {
 };
 [[nodiscard]] Overlap overlap_of(const Timeline& timeline);
 
-/// Part of the compute streams' time. "other kernels" are bound by memory, mostly; "waiting" is time without an operation.
+/// Part of the compute streams' time. "other kernels" are bound by memory, mostly; "libtorch" is
+/// what libtorch computes between calls of sherd, on CPUs; listed if there is any. "waiting" is time without an operation.
 struct StepPart {
   const char* name;
   double ms = 0;     // of a step, mean over ranks

@@ -167,7 +167,11 @@ std::vector<int64_t> Decoder::first_positions(const Tensor& tokens,
                                               const std::vector<KvCache*>& caches) const {
   const ModelDescription& m = context_.model;
   std::vector<int64_t> first;
-  for (KvCache* const cache : caches) {
+  for (size_t i = 0; i < caches.size(); ++i) {
+    KvCache* const cache = caches[i];
+    if (cache == nullptr || std::find(caches.begin(), caches.begin() + static_cast<std::ptrdiff_t>(i),
+                                      cache) != caches.begin() + static_cast<std::ptrdiff_t>(i))
+      throw InvalidArgument("causal model: each sequence needs a cache of its own");
     if (cache->layers() != m.layers)
       throw InvalidArgument(
           fmt::format("causal model: a cache of {} layers for a model of {}; make it with make_cache()",
@@ -296,11 +300,16 @@ Tensor Decoder::forward(const Tensor& tokens, const std::vector<KvCache*>& cache
         fmt::format("causal model: the tokens to continue are {}, must be [{}, rows] of at least one row, a "
                     "sequence for each cache",
                     sherd::to_string(tokens.shape()), std::max<size_t>(caches.size(), 1)));
-  const Var x = hidden(tokens, 0, {}, caches);
-  const int64_t n = tokens.size(0), width = x.size(1);
-  return vocab_parallel_logits(
-      vocabulary_, slice(reshape(x, {n, -1}), 1, (tokens.size(1) - 1) * width, tokens.size(1) * width),
-      head_);
+  const std::vector<int64_t> first = first_positions(tokens, caches);
+  try {
+    const Var x = hidden(tokens, 0, {}, caches);
+    const int64_t rows = tokens.size(1), width = x.size(1);
+    const Var last = slice(reshape(x, {tokens.size(0), -1}), 1, (rows - 1) * width, rows * width);
+    return vocab_parallel_logits(vocabulary_, last, head_);
+  } catch (...) {
+    for (size_t i = 0; i < first.size(); ++i) caches[i]->truncate(first[i]);
+    throw;
+  }
 }
 
 void Decoder::use_adapters(bool on) {

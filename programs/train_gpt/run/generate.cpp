@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
+#include <sherd/fsdp/unsharded.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/nn/models/generate.h>
 #include <sherd/train/text/tokenizer.h>
@@ -64,6 +66,11 @@ std::vector<int32_t> Trainer::generate(std::vector<int32_t> tokens, int64_t coun
     nn::GenerateOptions options{.max_tokens = count, .draw = draw, .seed = seed_, .same = rank_.world.get()};
     if (config_.files) options.stop = config_.files->end_of_text;
     if (made) options.made = [&](size_t, int32_t token) { made(token); };
+    std::optional<Unsharded> whole;
+    try {
+      whole.emplace(model_);
+    } catch (const OutOfMemory&) {  // on all ranks: each token gathers every unit
+    }
     const std::vector<int32_t> more = nn::generate(model_, {tokens}, options)[0];
     tokens.insert(tokens.end(), more.begin(), more.end());
     return tokens;

@@ -80,6 +80,20 @@ TEST(Timeline, PartsOfAStepSumToIt) {
   EXPECT_TRUE(parts_of({}).empty());
 }
 
+TEST(Timeline, TimeOfLibtorchBetweenCallsIsNoWaiting) {
+  Timeline t;
+  t.marks = {{"step 1", 1000}};
+  t.records.push_back({"rank 0", "compute", "fill", 1200, 1300});
+  t.records.push_back({"rank 0", "libtorch", "libtorch", 1100, 1500});
+  t.records.push_back({"rank 0", "libtorch", "libtorch", 1600, 1900});
+  t.records.push_back({"rank 0", "compute", "adamw", 1900, 2000, WorkKind::optimizer});
+  std::map<std::string, double> ms;
+  for (const StepPart& p : parts_of(t)) ms[p.name] = p.ms;
+  EXPECT_NEAR(ms["libtorch"], 0.6, 1e-9);
+  EXPECT_NEAR(ms["other kernels"], 0.1, 1e-9);
+  EXPECT_NEAR(ms["waiting"], 0.2, 1e-9);
+}
+
 TEST(Timeline, ChromeTraceHoldsEveryRecord) {
   const json trace = json::parse(chrome_trace(two_ranks()));
   std::map<std::string, int> phases;
