@@ -34,19 +34,22 @@ const CheckpointTensor* find(const CheckpointReader& reader, const Wanted& w) {
   return find_by_names(w, [&](const std::string& name) { return reader.find(w.section, name); });
 }
 
-// The averages that take the place of the weights; null elsewhere.
-std::vector<const CheckpointTensor*> averages_of(const CheckpointReader& reader,
-                                                 const std::vector<Wanted>& all) {
-  std::vector<const CheckpointTensor*> averages;
-  for (const Wanted& w : all)
-    averages.push_back(find_by_names(w, [&](const std::string& name) {
-      return w.section == Section::model ? reader.find(Section::optim, state_name(name, "ema")) : nullptr;
-    }));
-  if (std::ranges::all_of(averages, [](const auto* t) { return t == nullptr; }))
+// Reads averages in the place of the weights that have one.
+void take_averages(const CheckpointReader& reader, const std::vector<Wanted>& all,
+                   std::vector<FileParts>& parts) {
+  bool found = false;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const CheckpointTensor* average = find_by_names(all[i], [&](const std::string& name) {
+      return reader.find(Section::optim, state_name(name, "ema"));
+    });
+    if (average == nullptr) continue;
+    parts[i].front().tensor = average;
+    found = true;
+  }
+  if (!found)
     throw InvalidArgument(fmt::format(
         "the checkpoint '{}' has no averages of weights (OptimizerOptions::ema_decay); load its weights",
         reader.path().string()));
-  return averages;
 }
 
 // Files of other programs, or of a model that was not tied, may hold other values under each name of a tied tensor.
@@ -101,10 +104,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
     require_equal_copies(reader, all);
     check_momentum(reader, all);
     for (const Wanted& w : all) parts.push_back({{find(reader, w), whole_part(0, w.shape)}});
-    if (!options.averages) return;
-    const auto averages = averages_of(reader, all);
-    for (size_t i = 0; i < all.size(); ++i)
-      if (averages[i] != nullptr) parts[i].front().tensor = averages[i];
+    if (options.averages) take_averages(reader, all, parts);
   });
   fill_from_files(runtime, ranks, all, reader, parts, report);
   const auto& info = report.training.info;

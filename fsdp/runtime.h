@@ -141,7 +141,8 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   }
 
   /// Declares that all weights were rewritten on all ranks, for example from a checkpoint; diverged ranks are
-  /// consistent again, and averages of weights restart (OptimizerOptions::ema_decay). Call it on every rank at the same point, with nothing of the model queued.
+  /// consistent again, and averages of weights restart (OptimizerOptions::ema_decay). Call it on every rank at the same point, with
+  /// nothing of the model queued.
   void weights_replaced();
 
   /// @throws InvalidArgument naming `who` after an exception ended a started update

@@ -373,7 +373,7 @@ TEST(Averaged, TrainingSavesAndLoadsInsideAreErrors) {
     }
     rig.step();
     saver.save({.step = 2});
-    // An exception leaves the scope, and training goes on.
+    // An exception leaves the scope, and training continues.
     EXPECT_THROW(
         {
           const Averaged scope(*rig.optimizer);

@@ -11,9 +11,9 @@
 
 #include <sherd/checkpoint/resume.h>
 #include <sherd/comm/launcher.h>
+#include <sherd/optim/averaged.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
-#include <sherd/optim/averaged.h>
 #include <sherd/train/data/token_windows.h>
 #include <sherd/train/guards/repeat_step.h>
 #include <sherd/train/guards/replica_check.h>

@@ -80,8 +80,10 @@ TEST(EmaRun, PlanAndMetricsCountTheAverages) {
       const Flags arrangement = {"--strategy", strategy};
       const Counts without = run(arrangement), with = run(kEma + arrangement + form);
       EXPECT_EQ(with.comm, without.comm) << strategy;
-      EXPECT_GT(with.measured, without.measured);
-      EXPECT_EQ(with.measured - without.measured, with.planned - without.planned) << strategy;
+      const auto planned = static_cast<double>(with.planned - without.planned);
+      EXPECT_GT(planned, 12000) << "6000 elements of 2 bytes on a rank";
+      // Small tensors of metrics come and go as far as the host is ahead: 2 KiB.
+      EXPECT_NEAR(static_cast<double>(with.measured - without.measured), planned, 2048) << strategy;
     }
 }
 
