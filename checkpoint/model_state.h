@@ -46,7 +46,7 @@ struct LoadOptions {
   bool allow_missing = false;
   bool allow_unexpected = false;
   /// Fill the weights with the checkpoint's averages of them (OptimizerOptions::ema_decay), but parameters that it has none of:
-  /// frozen ones. For loads of files without the optimizer. InvalidArgument where it has no averages at all.
+  /// frozen ones. For loads of checkpoints without the optimizer. InvalidArgument where it has no averages at all.
   bool averages = false;
   /// Compare the ranks' copies of the files before any data is read (weights_copies(),
   /// require_same_copies()). False: the program has compared them, or its ranks are to load different

@@ -147,9 +147,7 @@ void Comparison::require_fit() const {
     say("different", other_state_);
     const char* const remedy =
         "(FullyShardOptions::master, OptimizerOptions::state_dtype, OptimizerOptions::ema_dtype): use the "
-        "checkpoint's forms, or convert "
-        "it "
-        "(LoadOptions::convert_forms)";
+        "checkpoint's forms, or convert it (LoadOptions::convert_forms)";
     const size_t others = problems.size();
     for (const auto& [dtypes, count] : forms_)
       if (!options_.convert_forms)
@@ -235,9 +233,7 @@ std::string Comparison::names(const std::vector<std::string>& list) const {
 std::string Comparison::explain_state() const {
   if (missing_state_.empty() && std::ranges::all_of(unexpected_state_, is_average))
     return "; it has averages of weights and the run keeps none: keep them (OptimizerOptions::ema_decay), or "
-           "leave "
-           "them out "
-           "(LoadOptions::allow_new_state)";
+           "leave them out (LoadOptions::allow_new_state)";
   std::set<std::string> moved;
   for (const std::string& name : unexpected_state_) {
     const std::string_view rest = std::string_view(name).substr(std::min(name.size(), kStatePrefix.size()));
