@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include <sherd/fsdp/group.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 #include <sherd/optim/detail/rest_segments.h>
