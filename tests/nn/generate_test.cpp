@@ -195,7 +195,9 @@ TEST(Generate, RanksWithOtherPromptsGenerateTogetherOrUnsharded) {
       const int64_t before = gathers(rank);
       if (a.tp == 1) o.together = nullptr;  // forwards are no collectives now; tp gathers logits
       EXPECT_EQ(nn::generate(model, mine, o), together);
-      if (a.tp == 1) EXPECT_EQ(gathers(rank), before);
+      if (a.tp == 1) {
+        EXPECT_EQ(gathers(rank), before);
+      }
     });
   }
 }
