@@ -49,9 +49,6 @@ class TransformerEncoderImpl final : public ShardedLayers<::torch::nn::Transform
  public:
   explicit TransformerEncoderImpl(const ::torch::nn::TransformerEncoder& encoder);
   at::Tensor forward(const at::Tensor& source, const at::Tensor& mask = {}, const at::Tensor& padding = {});
-
- protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, ::torch::nn::AnyValue(at::Tensor())}, {2, ::torch::nn::AnyValue(at::Tensor())})
 };
 
 class TransformerDecoderImpl final : public ShardedLayers<::torch::nn::TransformerDecoderLayerImpl> {
@@ -60,17 +57,23 @@ class TransformerDecoderImpl final : public ShardedLayers<::torch::nn::Transform
   at::Tensor forward(const at::Tensor& target, const at::Tensor& memory, const at::Tensor& target_mask = {},
                      const at::Tensor& memory_mask = {}, const at::Tensor& target_padding = {},
                      const at::Tensor& memory_padding = {});
-
- protected:
-  FORWARD_HAS_DEFAULT_ARGS({2, ::torch::nn::AnyValue(at::Tensor())}, {3, ::torch::nn::AnyValue(at::Tensor())},
-                           {4, ::torch::nn::AnyValue(at::Tensor())}, {5, ::torch::nn::AnyValue(at::Tensor())})
 };
 
 /// In place of torch::nn::TransformerEncoder and TransformerDecoder that a program holds and calls itself, which no
 /// replacement can reach:
 ///
 ///     encoder = register_module("encoder", sherd::torch::TransformerEncoder(torch::nn::TransformerEncoder(options)));
-TORCH_MODULE(TransformerEncoder);
-TORCH_MODULE(TransformerDecoder);
+///
+/// In containers such as torch::nn::Sequential their forward() takes all arguments.
+class TransformerEncoder : public ::torch::nn::ModuleHolder<TransformerEncoderImpl> {
+ public:
+  using ::torch::nn::ModuleHolder<TransformerEncoderImpl>::ModuleHolder;
+  using Impl = TransformerEncoderImpl;
+};
+class TransformerDecoder : public ::torch::nn::ModuleHolder<TransformerDecoderImpl> {
+ public:
+  using ::torch::nn::ModuleHolder<TransformerDecoderImpl>::ModuleHolder;
+  using Impl = TransformerDecoderImpl;
+};
 
 }  // namespace sherd::torch
