@@ -41,7 +41,7 @@ Tensor on_device(RankContext& rank, const std::vector<T>& values, Shape shape, D
   return t;
 }
 
-// Log-probabilities of the targets by row, [kPrompts * kGroup, kSeq]; 0 where there is none.
+// Log-probabilities of the targets by row, [kPrompts * kGroup, kSeq]; 0 without one.
 nn::Var log_probs_of(nn::CausalModel& model, const nn::Var& tokens, const Tensor& targets) {
   return nn::reshape(model(tokens, nn::log_probs(targets)), targets.shape());
 }

@@ -193,7 +193,7 @@ TEST(Generate, RanksWithOtherPromptsGenerateTogetherOrUnsharded) {
       for (size_t i = 0; i < mine.size(); ++i) EXPECT_EQ(together[i], want[i]);
       const Unsharded whole(model);
       const int64_t before = gathers(rank);
-      if (a.tp == 1) o.together = nullptr;  // forwards are no collectives now; tp gathers logits
+      if (a.tp == 1) o.together = nullptr;  // forwards need no other ranks now; tp gathers logits
       EXPECT_EQ(nn::generate(model, mine, o), together);
       if (a.tp == 1) {
         EXPECT_EQ(gathers(rank), before);
