@@ -60,7 +60,11 @@ Statistics statistics(const Var& x, const std::vector<int64_t>& dims,
   return {cast(m, x.dtype()), cast(v, x.dtype()), static_cast<double>(n)};
 }
 
-void check_running(const Var& x, const BatchNormOptions& o) {
+void check_running(const Var& x, const Var& w, const Var& bias, const BatchNormOptions& o) {
+  for (const auto& [name, v] : {std::pair("w", &w), std::pair("bias", &bias)})
+    if (x.shape().size() >= 2 && v->numel() != x.size(1))
+      throw ShapeMismatch(fmt::format("batch_norm: {} is {}, must be [{}], one for each channel", name,
+                                      to_string(v->shape()), x.size(1)));
   const bool both = o.running_mean.defined() && o.running_variance.defined();
   if (x.shape().size() < 2)
     throw ShapeMismatch("batch_norm: x is " + to_string(x.shape()) + ", must be [n, channels, ...]");
@@ -77,7 +81,7 @@ void check_running(const Var& x, const BatchNormOptions& o) {
 }  // namespace
 
 Var batch_norm(const Var& x, const Var& w, const Var& bias, const BatchNormOptions& o) {
-  check_running(x, o);
+  check_running(x, w, bias, o);
   if (!o.training) {
     const auto stored = [&](const Tensor& t) {
       return by_channel(detail::as_dtype(x.stream(), t, x.dtype()), x);

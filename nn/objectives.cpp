@@ -8,6 +8,7 @@
 
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/nn/activation.h>
 #include <sherd/nn/composites.h>
 #include <sherd/nn/detail/logits.h>
 #include <sherd/nn/detail/memory.h>
@@ -23,11 +24,17 @@ namespace {
 
 Var widened(const Var& x) { return x.dtype() == DType::f64 ? x : cast(x, DType::f32); }
 
+void require_same(const char* function, const Var& logits, const Tensor& other) {
+  if (other.shape() != logits.shape())
+    throw ShapeMismatch(fmt::format("{}: the other model's logits are {}, must be {} as the logits", function,
+                                    to_string(other.shape()), to_string(logits.shape())));
+}
+
 struct ChunkedHead {
   VocabularyCut cut;
   Tensor x;
   Parameter w;
-  OfLogits of;
+  OfLogits::Function of;
   int64_t chunk;
 
   /// Calls f(begin, end) for each chunk; of no rows, once.
@@ -71,9 +78,10 @@ struct ChunkedHead {
 Var log_probs(const Var& logits, const Tensor& targets) { return -token_losses(logits, targets); }
 
 OfLogits log_probs(const Tensor& targets) {
-  return [all = targets.flat()](const Var& logits, int64_t begin, int64_t end) {
-    return log_probs(logits, all.flat(begin, end));
-  };
+  return {[all = targets.flat()](const Var& logits, int64_t begin, int64_t end) {
+            return log_probs(logits, all.flat(begin, end));
+          },
+          targets.numel()};
 }
 
 Var entropy(const Var& logits) {
@@ -84,19 +92,32 @@ Var entropy(const Var& logits) {
 Var z_loss(const Var& logits) { return power(logsumexp(widened(logits), {-1}), 2); }
 
 Var divergence(const Var& logits, const Tensor& reference) {
+  require_same("divergence", logits, reference);
   const Var p = log_softmax(widened(logits)), q = log_softmax(widened(Var(reference)));
   return sum(exp(p) * (p - q), {-1});
 }
 
+Var distillation(const Var& logits, const Tensor& teacher, double temperature) {
+  require_same("distillation", logits, teacher);
+  const Var p = log_softmax(widened(logits) / temperature), q = softmax(widened(Var(teacher)) / temperature);
+  return sum(kl_divergence(p, q), {-1}) * (temperature * temperature);
+}
+
 CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, const Tensor& weights) {
   const Var losses = token_losses(logits, targets);
+  if (weights.numel() != losses.numel())
+    throw ShapeMismatch(fmt::format("cross_entropy: {} weights for {} rows of logits; give one for each row",
+                                    weights.numel(), losses.numel()));
   return {sum(losses * reshape(weights, losses.shape())), losses.value()};
 }
 
 Var of_logits(const VocabularyCut& cut, const Var& x, const Parameter& w, const OfLogits& of, int64_t rows,
               int64_t chunk, bool split) {
+  if (of.rows >= 0 && of.rows != rows)
+    throw ShapeMismatch(fmt::format("of_logits: {} targets for a forward of {} rows; give one for each token",
+                                    of.rows, rows));
   const Var entered = SequenceRows{cut.tp, rows, split}.enter(x);
-  const ChunkedHead head{cut, entered.value(), w, of, chunk};
+  const ChunkedHead head{cut, entered.value(), w, of.of, chunk};
   const auto shape = std::make_shared<Shape>();
   return function(
       {entered},

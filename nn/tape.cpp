@@ -50,7 +50,8 @@ std::vector<Var> Tape::record(std::vector<Var> inputs, std::vector<Tensor> outpu
     wanted = wanted || x.requires_grad();
     if (x.tape_ != nullptr && x.tape_ != this)
       throw InvalidArgument(fmt::format(
-          "{}: a function of values on two tapes; compute with values of one tape, or detach() the others",
+          "{}: a function of values on two tapes; compute with values of one tape, and give others as "
+          "constants, by Var::value()",
           function));
     if (x.requires_grad() && x.run_ != run_)
       throw InvalidArgument(

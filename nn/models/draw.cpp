@@ -63,10 +63,10 @@ void keep_top(std::vector<float>& weights, const DrawOptions& o) {
 
 void check(const DrawOptions& o) {
   if (!(o.temperature >= 0) || std::isinf(o.temperature))
-    throw InvalidArgument(fmt::format("--temperature {}: must be 0 (greedy) or more", o.temperature));
+    throw InvalidArgument(fmt::format("temperature {}: must be 0 (greedy) or more", o.temperature));
   if (!(o.top_p > 0 && o.top_p <= 1))
-    throw InvalidArgument(fmt::format("--top-p {}: must be above 0 and at most 1", o.top_p));
-  if (o.top_k < 0) throw InvalidArgument(fmt::format("--top-k {}: must be 0 (all) or more", o.top_k));
+    throw InvalidArgument(fmt::format("top_p {}: must be above 0 and at most 1", o.top_p));
+  if (o.top_k < 0) throw InvalidArgument(fmt::format("top_k {}: must be 0 (all) or more", o.top_k));
 }
 
 int32_t draw_token(std::span<const float> logits, const DrawOptions& o, uint64_t seed, int64_t position) {

@@ -50,6 +50,9 @@ class Batch {
   Batch(CausalModel& model, const std::vector<Tokens>& prompts, const GenerateOptions& o)
       : model_(model), options_(o), device_(runtime_of(model).device()), made_(prompts.size()) {
     check(o.draw);
+    if (o.max_tokens < 0 || o.capacity < 0)
+      throw InvalidArgument("generate(): max_tokens " + std::to_string(o.max_tokens) + " and capacity " +
+                            std::to_string(o.capacity) + " must not be negative");
     for (size_t i = 0; i < prompts.size(); ++i) {
       if (prompts[i].empty())
         throw InvalidArgument("generate(): prompt " + std::to_string(i) +

@@ -141,25 +141,32 @@ TEST(CausalObjectives, DivergenceFromAReferenceThatIsShardedBesideIt) {
           tape.input(in), nn::OfLogits([&](const Var& logits, int64_t begin, int64_t end) {
             return nn::divergence(logits, (*reference.model)(nn::HeadOf{hidden.rows(begin, end)}));
           }));
-      tape.backward(nn::mean(kl));
+      const Var taught = (*policy.model)(
+          tape.input(in), nn::OfLogits([&](const Var& logits, int64_t begin, int64_t end) {
+            return nn::distillation(logits, (*reference.model)(nn::HeadOf{hidden.rows(begin, end)}), 2);
+          }));
+      tape.backward(nn::mean(kl) + nn::mean(taught));
+      const std::vector<float> distilled = ops::to_floats(s, taught.value());
       const std::vector<float> got = ops::to_floats(s, kl.value());
       policy.model->set_training(false);
       const std::vector<float> p = ops::to_floats(s, (*policy.model)(in)),
                                q = ops::to_floats(s, (*reference.model)(in));
       const auto vocab = static_cast<size_t>(m.vocab);
-      for (size_t r = 0; r < got.size(); ++r) {
-        const auto lse = [&](const std::vector<float>& all) {
-          double sum = 0;
-          for (size_t j = 0; j < vocab; ++j) sum += std::exp(double{all[r * vocab + j]});
-          return std::log(sum);
-        };
-        const double of_p = lse(p), of_q = lse(q);
-        double want = 0;
-        for (size_t j = 0; j < vocab; ++j) {
-          const double log_p = p[r * vocab + j] - of_p;
-          want += std::exp(log_p) * (log_p - (q[r * vocab + j] - of_q));
+      // KL of a from b, of logits divided by t.
+      const auto divergence = [&](const std::vector<float>& a, const std::vector<float>& b, size_t row,
+                                  double t) {
+        double sums[2] = {}, result = 0;
+        for (size_t j = row * vocab; j < (row + 1) * vocab; ++j)
+          sums[0] += std::exp(a[j] / t), sums[1] += std::exp(b[j] / t);
+        for (size_t j = row * vocab; j < (row + 1) * vocab; ++j) {
+          const double log_a = a[j] / t - std::log(sums[0]), log_b = b[j] / t - std::log(sums[1]);
+          result += std::exp(log_a) * (log_a - log_b);
         }
-        EXPECT_NEAR(got[r], want, 1e-5);
+        return result;
+      };
+      for (size_t r = 0; r < got.size(); ++r) {
+        EXPECT_NEAR(got[r], divergence(p, q, r, 1), 1e-5);
+        EXPECT_NEAR(distilled[r], 4 * divergence(q, p, r, 2), 1e-5);
       }
       reset_step(*policy.model);
     });
@@ -189,6 +196,28 @@ TEST(CausalObjectives, WithoutAdaptersItIsTheModelBeside) {
     EXPECT_EQ(logits(lora), base);
     lora.model->use_adapters(true);
     EXPECT_EQ(logits(lora), with);
+  });
+}
+
+TEST(CausalObjectives, RefuseOtherRowsAndOtherLogits) {
+  launch(1, [](RankContext& rank) {
+    const nn::ModelDescription m = small_model("llama");
+    ArrangedModel arranged(rank, m, {.name = ""}, 5);
+    arranged.shard();
+    nn::Tape tape;
+    const Var in = tape.input(tokens(*rank.device, m, {2, 5}, 0, 1));
+    for (const int64_t seq : {4, 6})
+      EXPECT_THAT(message_of<ShapeMismatch>([&] {
+                    (*arranged.model)(in, nn::log_probs(tokens(*rank.device, m, {2, seq}, 0, 2)));
+                  }),
+                  AllOf(HasSubstr(std::to_string(2 * seq) + " targets"), HasSubstr("10 rows")));
+    const Var logits = tape.input(Tensor::empty(*rank.device, {3, 4}, DType::f32, "test"));
+    const Tensor row = Tensor::empty(*rank.device, {1, 4}, DType::f32, "test");
+    EXPECT_THROW(nn::divergence(logits, row), ShapeMismatch);
+    EXPECT_THROW(nn::distillation(logits, row), ShapeMismatch);
+    EXPECT_THROW(nn::cross_entropy(logits, tokens(*rank.device, m, {1, 3}, 0, 1), row), ShapeMismatch);
+    tape.clear();
+    reset_step(*arranged.model);
   });
 }
 

@@ -107,11 +107,11 @@ TEST(Draw, SaysWhatIsWrong) {
   EXPECT_THAT(message({kInfinityF32, 1}, {.temperature = 0}), HasSubstr("token 0 is inf"));
   EXPECT_THAT(message({}), HasSubstr("of 0 logits"));
   EXPECT_THAT(message({-kInfinityF32, -kInfinityF32}), HasSubstr("none is above"));
-  EXPECT_THAT(message({1}, {.temperature = -1}), HasSubstr("--temperature -1"));
-  EXPECT_THAT(message({1}, {.temperature = std::nanf("")}), HasSubstr("--temperature"));
-  EXPECT_THAT(message({1}, {.top_p = 0}), HasSubstr("--top-p 0"));
-  EXPECT_THAT(message({1}, {.top_p = 1.5f}), HasSubstr("--top-p 1.5"));
-  EXPECT_THAT(message({1}, {.top_k = -1}), HasSubstr("--top-k -1"));
+  EXPECT_THAT(message({1}, {.temperature = -1}), HasSubstr("temperature -1"));
+  EXPECT_THAT(message({1}, {.temperature = std::nanf("")}), HasSubstr("temperature"));
+  EXPECT_THAT(message({1}, {.top_p = 0}), HasSubstr("top_p 0"));
+  EXPECT_THAT(message({1}, {.top_p = 1.5f}), HasSubstr("top_p 1.5"));
+  EXPECT_THAT(message({1}, {.top_k = -1}), HasSubstr("top_k -1"));
 }
 
 TEST(SlidingContext, RunsNewTokensAndMovesWhenFull) {

@@ -247,6 +247,7 @@ TEST(Generate, RefusesWhatCannotBe) {
     EXPECT_THAT(message_of<InvalidArgument>([&] { nn::generate(*arranged.model, all); }),
                 HasSubstr("prompt 1 has no tokens"));
     EXPECT_THROW(nn::generate(*arranged.model, {{1}}, {.draw = {.temperature = -1}}), InvalidArgument);
+    EXPECT_THROW(nn::generate(*arranged.model, {{1}}, {.max_tokens = -1}), InvalidArgument);
     EXPECT_TRUE(arranged.model->training());
   });
 }

@@ -152,7 +152,7 @@ TEST(EmaRun, ChangesOnResumeAreReportedOrRefused) {
   EXPECT_THAT(run({"--resume", with.string(), "--ema", "0", "--allow-new-state"}, 0), HasSubstr("left out"));
   EXPECT_THAT(run({"--resume", without.string(), "--eval-only", "--use-ema", "--ema", "0.5"}, 2),
               Not(HasSubstr("\n\n")));
-  EXPECT_THAT(run({"--use-ema"}, 2), AllOf(HasSubstr("no average is kept"), HasSubstr("--ema")));
+  EXPECT_THAT(run({"--use-ema"}, 2), AllOf(HasSubstr("the run has no averages"), HasSubstr("--ema")));
   EXPECT_THAT(run({"--ema", "1"}, 2), HasSubstr("--ema"));
 }
 
