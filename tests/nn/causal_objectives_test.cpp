@@ -205,19 +205,20 @@ TEST(CausalObjectives, RefuseOtherRowsAndOtherLogits) {
     ArrangedModel arranged(rank, m, {.name = ""}, 5);
     arranged.shard();
     nn::Tape tape;
-    const Var in = tape.input(tokens(*rank.device, m, {2, 5}, 0, 1));
-    for (const int64_t seq : {4, 6})
+    for (const int64_t seq : {4, 6}) {
+      const Var in = tape.input(tokens(*rank.device, m, {2, 5}, 0, 1));
       EXPECT_THAT(message_of<ShapeMismatch>([&] {
                     (*arranged.model)(in, nn::log_probs(tokens(*rank.device, m, {2, seq}, 0, 2)));
                   }),
                   AllOf(HasSubstr(std::to_string(2 * seq) + " targets"), HasSubstr("10 rows")));
+      tape.clear();
+      reset_step(*arranged.model);
+    }
     const Var logits = tape.input(Tensor::empty(*rank.device, {3, 4}, DType::f32, "test"));
     const Tensor row = Tensor::empty(*rank.device, {1, 4}, DType::f32, "test");
     EXPECT_THROW(nn::divergence(logits, row), ShapeMismatch);
     EXPECT_THROW(nn::distillation(logits, row), ShapeMismatch);
     EXPECT_THROW(nn::cross_entropy(logits, tokens(*rank.device, m, {1, 3}, 0, 1), row), ShapeMismatch);
-    tape.clear();
-    reset_step(*arranged.model);
   });
 }
 
