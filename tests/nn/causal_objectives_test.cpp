@@ -152,15 +152,15 @@ TEST(CausalObjectives, DivergenceFromAReferenceThatIsShardedBesideIt) {
       const std::vector<float> p = ops::to_floats(s, (*policy.model)(in)),
                                q = ops::to_floats(s, (*reference.model)(in));
       const auto vocab = static_cast<size_t>(m.vocab);
-      // KL of a from b, of logits divided by t.
-      const auto divergence = [&](const std::vector<float>& a, const std::vector<float>& b, size_t row,
+      // KL(x || y), of logits divided by t.
+      const auto divergence = [&](const std::vector<float>& x, const std::vector<float>& y, size_t row,
                                   double t) {
         double sums[2] = {}, result = 0;
         for (size_t j = row * vocab; j < (row + 1) * vocab; ++j)
-          sums[0] += std::exp(a[j] / t), sums[1] += std::exp(b[j] / t);
+          sums[0] += std::exp(x[j] / t), sums[1] += std::exp(y[j] / t);
         for (size_t j = row * vocab; j < (row + 1) * vocab; ++j) {
-          const double log_a = a[j] / t - std::log(sums[0]), log_b = b[j] / t - std::log(sums[1]);
-          result += std::exp(log_a) * (log_a - log_b);
+          const double log_x = x[j] / t - std::log(sums[0]), log_y = y[j] / t - std::log(sums[1]);
+          result += std::exp(log_x) * (log_x - log_y);
         }
         return result;
       };
