@@ -104,10 +104,10 @@ Var distillation(const Var& logits, const Tensor& teacher, double temperature) {
 }
 
 CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, const Tensor& weights) {
-  const Var losses = token_losses(logits, targets);
-  if (weights.numel() != losses.numel())
+  if (weights.numel() != logits.size(0))
     throw ShapeMismatch(fmt::format("cross_entropy: {} weights for {} rows of logits; give one for each row",
-                                    weights.numel(), losses.numel()));
+                                    weights.numel(), logits.size(0)));
+  const Var losses = token_losses(logits, targets);
   return {sum(losses * reshape(weights, losses.shape())), losses.value()};
 }
 
