@@ -53,13 +53,17 @@ class Batch {
     if (o.max_tokens < 0 || o.capacity < 0)
       throw InvalidArgument("generate(): max_tokens " + std::to_string(o.max_tokens) + " and capacity " +
                             std::to_string(o.capacity) + " must not be negative");
+    const int64_t positions = model.description().positions;
+    if (o.capacity > positions)
+      throw InvalidArgument("generate(): capacity " + std::to_string(o.capacity) + " is above the model's " +
+                            std::to_string(positions) + " positions");
     for (size_t i = 0; i < prompts.size(); ++i) {
       if (prompts[i].empty())
         throw InvalidArgument("generate(): prompt " + std::to_string(i) +
                               " has no tokens; begin it with one, such as the start of text");
       if (o.max_tokens < 1) continue;
       const int64_t wanted = o.capacity > 0 ? o.capacity : std::ssize(prompts[i]) + o.max_tokens;
-      const int64_t capacity = std::min(wanted, model.description().positions);
+      const int64_t capacity = std::min(wanted, positions);
       active_.push_back({i, prompts[i], cache(capacity), SlidingContext(capacity)});
     }
   }

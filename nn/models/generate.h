@@ -18,8 +18,8 @@ struct GenerateOptions {
   uint64_t seed = 0;
   /// Tokens that end a sequence; the last token that it gets is the one that ended it.
   std::vector<int32_t> stop{};
-  /// Positions of a sequence that the model sees, no more than ModelDescription::positions, which are taken for more; 0: as many as its prompt and max_tokens
-  /// need. A longer text is run again from its last three quarters (SlidingContext).
+  /// Positions of a sequence that the model sees, at most ModelDescription::positions; 0: as many of these as its prompt and
+  /// max_tokens need. A longer text is run again from its last three quarters (SlidingContext).
   int64_t capacity = 0;
   /// Ranks that generate the same texts, such as those of a tensor-parallel group: all take the tokens, and the ends, that the group's
   /// first rank drew, since logits of ranks that share experts may differ in the last bits. Null: this rank alone.

@@ -248,6 +248,7 @@ TEST(Generate, RefusesWhatCannotBe) {
                 HasSubstr("prompt 1 has no tokens"));
     EXPECT_THROW(nn::generate(*arranged.model, {{1}}, {.draw = {.temperature = -1}}), InvalidArgument);
     EXPECT_THROW(nn::generate(*arranged.model, {{1}}, {.max_tokens = -1}), InvalidArgument);
+    EXPECT_THROW(nn::generate(*arranged.model, {{1}}, {.capacity = m.positions + 1}), InvalidArgument);
     EXPECT_TRUE(arranged.model->training());
   });
 }

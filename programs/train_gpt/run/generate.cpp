@@ -13,6 +13,7 @@
 #include "train_gpt/model/model_source.h"
 #include "train_gpt/rules/model_rules.h"
 #include "train_gpt/run/trainer.h"
+#include "train_gpt/settings/launch_flags.h"
 #include "train_gpt/settings/optimizer_config.h"
 
 namespace train_gpt {
@@ -69,7 +70,11 @@ std::vector<int32_t> Trainer::generate(std::vector<int32_t> tokens, int64_t coun
     std::optional<Unsharded> whole;
     try {
       whole.emplace(model_);
-    } catch (const OutOfMemory&) {  // on all ranks: each token gathers every unit
+    } catch (const OutOfMemory&) {  // on all ranks
+      if (rank_.world->rank() == 0)
+        warn(
+            "the unsharded weights do not fit beside the sharded ones: each token of text gathers every "
+            "unit");
     }
     const std::vector<int32_t> more = nn::generate(model_, {tokens}, options)[0];
     tokens.insert(tokens.end(), more.begin(), more.end());
