@@ -108,7 +108,7 @@ std::vector<ParamGroup::Trait> ParamGroup::traits() const {
 
 uint64_t ParamGroup::digest_of_options(const FullyShardOptions& o) const {
   uint64_t names = hash64(hash64(hash64(0, spec_.mesh.describe()), o.shard_dim), o.replicate_dim);
-  names = hash64(names, o.tensor_dim);
+  names = hash64(hash64(names, o.tensor_dim), o.context_dim);
   for (const uint64_t v :
        {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
         static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(plan().dtype),

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <sherd/dtensor/layout.h>
@@ -60,19 +61,29 @@ struct FullyShardOptions {
   /// dimension. Of a unit with trainable pieces over another dimension than tensor_dim (experts), it is the
   /// root's number: they reduce over fewer ranks than their tokens come from.
   int gradient_ranks = 0;
-  /// Names of the mesh dimensions to use. A mesh without the replicate dimension has one replica.
+  /// Names of the mesh dimensions to use. A mesh without the replicate or the context dimension has one rank along it.
   ///
   /// Every dimension of more than one rank must have a meaning for every unit wrapped with the mesh;
   /// otherwise the ranks along it would train separate models. It is one of the following:
-  /// - the shard or the replicate dimension;
+  /// - the shard, the context or the replicate dimension;
   /// - a dimension over which each trainable parameter of the unit is cut (Parameter::set_tensor_shard(), experts);
   /// - the tensor dimension, along which all ranks compute on the same data. At least one parameter of the model is
   ///   cut over it. Parameters that are not cut, such as norms, have the same gradient on each of its ranks.
-  /// Multiply data-parallel dimensions of other names into one of the first two when making the mesh. Ignored
+  /// Multiply data-parallel dimensions of other names into one of these when making the mesh. Ignored
   /// and frozen parameters are exempt.
   std::string shard_dim = "shard";
   std::string replicate_dim = "replicate";
   std::string tensor_dim = "tp";
+  /// Ranks that share sequences, each with a slice of them (nn/context_parallel.h). They join the shard group: parameters,
+  /// gradients and states are sharded over shard x context, the shard dimension outermost, and gradients averaged over
+  /// these ranks as over ranks with other sequences. The model's attention exchanges heads over this dimension
+  /// (nn::AttentionOptions::context); a step in which it does not fails.
+  std::string context_dim = "context";
+
+  /// Returns whether gradients are averaged over the ranks along a mesh dimension.
+  bool averages_over(std::string_view dim) const {
+    return dim == shard_dim || dim == context_dim || dim == replicate_dim;
+  }
 };
 
 /// Options of fully_shard() for the whole model; the call of the root has them.

@@ -14,7 +14,7 @@ std::shared_ptr<Communicator> data_parallel_ranks(const ShardRuntime& runtime) {
   const FullyShardOptions& o = runtime.options();
   std::vector<std::string> dims;
   for (auto& d : runtime.mesh().dims())
-    if (d.name == o.shard_dim || d.name == o.replicate_dim) dims.push_back(d.name);
+    if (o.averages_over(d.name)) dims.push_back(d.name);
   return runtime.mesh().flatten(dims);
 }
 

@@ -6,8 +6,8 @@
 namespace sherd {
 
 /// Returns the mean of all elements of `losses` (f32 of any shape on the model's device: a loss per token, or
-/// one value) over all data-parallel ranks, those along the shard and the replicate dimension of the root's
-/// mesh. Ranks may have different numbers of elements, or none. Ranks along other dimensions compute on the
+/// one value) over all data-parallel ranks, those along the shard, the context and the replicate dimension
+/// of the root's mesh. Ranks may have different numbers of elements, or none. Ranks along other dimensions compute on the
 /// same data and have the same losses. Sums are in double. Returns NaN when no rank has elements.
 ///
 /// Waits for the compute stream, with one all-reduce of two values (none on one rank). In every step of a

@@ -28,7 +28,7 @@ struct Holders {
 
 /// Meaning of a mesh's dimensions for one group of parameters under one strategy.
 ///
-/// Two lists of dimensions are data-parallel: the *shard group* (inner) and the *replicas* (outer). Each is
+/// Two lists of dimensions are data-parallel: the *shard group* (inner; the shard and the context dimension) and the *replicas* (outer). Each is
 /// flattened to one dimension with its first name outermost. The strategy table says what each of the two
 /// splits. Data split over both is cut into parts over the shard group first, and each part into cells over
 /// the replicas. All other dimensions split only parameters that were cut over them before (TensorShard), and

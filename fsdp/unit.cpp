@@ -184,6 +184,10 @@ ForwardRecorder* Unit::recorder() const noexcept {
   return context_ != nullptr ? context_->recorder : nullptr;
 }
 
+int Unit::context_ranks() const { return context().context_ranks; }
+
+void Unit::note_whole_sequences() { context().context_exchanged = true; }
+
 void Unit::pre_forward(ForwardKind kind, const char* how_to_drop) {
   UnitContext& context = this->context();
   if (kind == ForwardKind::recorded) context.how_to_drop = how_to_drop;

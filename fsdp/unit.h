@@ -108,6 +108,11 @@ class Unit {
   /// previous one (or null), which the caller restores at the end.
   ForwardRecorder* exchange_recorder(ForwardRecorder* recorder) noexcept;
   ForwardRecorder* recorder() const noexcept;
+  /// Returns the number of ranks that share this model's sequences (FullyShardOptions::context_dim of the root).
+  int context_ranks() const;
+  /// Notes that an attention of this model sees whole sequences. The model's last backward of a step throws where
+  /// several ranks share sequences and none did.
+  void note_whole_sequences();
   void post_forward();
   void pre_backward();
   /// Reduces the gradients that backward added, while later operations continue, and reshards. In the last

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include <sherd/nn/context_parallel.h>
 #include <sherd/nn/function.h>
 #include <sherd/nn/kv_cache.h>
 
@@ -47,6 +48,11 @@ struct AttentionOptions {
   Tensor starts{};
   /// Same as Documents::lengths. Only max_logits depends on it.
   Tensor lengths{};
+  /// The rows of qkv and of the result are this rank's slices of the sequences, of all heads; heads, kv_heads and max_logits are
+  /// those of all ranks of the group. `starts` and `lengths` are those of whole sequences, with positions in them. The ranks
+  /// exchange heads before attention and after it; the number of ranks divides heads and kv_heads. max_logits is raised for
+  /// the heads that this rank computes. Not with a cache. Collective, forward and backward.
+  SequenceSlice context{};
 };
 
 /// Returns causal self-attention within each sequence: qkv [batch * seq, (heads + 2 * kv_heads) * head_dim]
@@ -58,7 +64,8 @@ struct AttentionOptions {
 /// With a cache it returns the last rows of that sequence: equal to rounding, and in bits when the cache was
 /// empty before.
 /// @throws ShapeMismatch / InvalidArgument for a qkv that does not fit, or exceeds the cache's remaining
-/// capacity; for a cache on a tape outside NoGrad, or with more than one sequence.
+/// capacity; for a cache on a tape outside NoGrad, or with more than one sequence; without `context` in the forward of a
+/// model whose ranks share sequences.
 Var attention(const Var& qkv, const AttentionOptions& options);
 
 /// Returns the same with as many key heads as query heads: qkv [batch * seq, 3 * heads * head_dim].

@@ -6,7 +6,8 @@
 
 namespace sherd::nn {
 
-Var embedding(const Var& tokens, const Parameter& table, const Parameter& positions) {
+Var embedding(const Var& tokens, const Parameter& table, const Parameter& positions,
+              int64_t first_position) {
   const Tensor in = tokens.value();
   Tensor out;
   std::vector<Parameter> parameters{table};
@@ -16,14 +17,17 @@ Var embedding(const Var& tokens, const Parameter& table, const Parameter& positi
       [&](Stream& s) {
         const Tensor rows = table.data();
         out = Tensor::empty(in.device(), {in.numel(), rows.size(1)}, rows.dtype(), detail::kActivations);
-        ops::embedding_forward(s, out, in, rows, positions.defined() ? positions.data() : Tensor());
+        ops::embedding_forward(
+            s, out, in, rows,
+            positions.defined() ? detail::rows_from(positions.data(), first_position) : Tensor());
         return out;
       },
-      [in, table, positions](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [in, table, positions, first_position](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dout =
             call.output().tensor(in.device(), {in.numel(), table.shape()[1]}, table.data().dtype());
         ops::embedding_backward(s, detail::gradient_of(s, table, dout),
-                                detail::gradient_of(s, positions, dout), dout, in);
+                                detail::rows_from(detail::gradient_of(s, positions, dout), first_position), dout,
+                                in);
         return {Gradient()};
       },
       parameters);

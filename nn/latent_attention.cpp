@@ -14,7 +14,7 @@ using detail::like;
 Var latent_attention(const Var& q, const Var& kv, const Var& k_rope, const Tensor& inv_freq,
                      const LatentAttentionOptions& o) {
   LatentHeads h = o.heads;
-  if (o.cache != nullptr) h.first_position = o.cache->length();
+  h.first_position = o.cache != nullptr ? o.cache->length() : o.context.first();
   // attention() divides by the root of the padded width.
   h.query_scale = o.score_scale * std::sqrt(static_cast<float>(h.width()) / static_cast<float>(h.key()));
   const Tensor queries = q.value(), keys = kv.value(), shared = k_rope.value();
@@ -41,7 +41,8 @@ Var latent_attention(const Var& q, const Var& kv, const Var& k_rope, const Tenso
                                       .max_logits = o.max_logits,
                                       .cache = o.cache,
                                       .starts = o.starts,
-                                      .lengths = o.lengths});
+                                      .lengths = o.lengths,
+                                  .context = o.context});
   if (h.value == h.width()) return seen;
   const std::vector<Var> parts =
       split_columns(view(seen, {rows * h.heads, h.width()}), {h.value, h.width() - h.value});

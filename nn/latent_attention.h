@@ -1,6 +1,7 @@
 // Multi-head latent attention.
 #pragma once
 
+#include <sherd/nn/context_parallel.h>
 #include <sherd/nn/function.h>
 #include <sherd/nn/kernels/latent/latent.h>
 #include <sherd/nn/kv_cache.h>
@@ -19,6 +20,9 @@ struct LatentAttentionOptions {
   Tensor starts{};      ///< as AttentionOptions::starts
   Tensor max_logits{};  ///< as AttentionOptions::max_logits
   Tensor lengths{};     ///< as AttentionOptions::lengths
+  /// As AttentionOptions::context. Heads are exchanged in the form of attention(), so that the gradient of k_rope is summed over
+  /// heads in one order.
+  SequenceSlice context{};
 };
 
 /// Returns causal self-attention [batch * seq, heads * value] of q [batch * seq, heads * (nope + rope)], kv [batch * seq,

@@ -155,7 +155,8 @@ Routes route_in_groups(const Var& x, const GroupRouting& o) {
     throw InvalidArgument(
         fmt::format("route_in_groups: {} rows are not {} equal sequences", o.all_rows, o.sequences));
   Routes r = unsorted_routes(logits, o.k);
-  const ops::RowsOfSequences at{o.first_row, std::max<int64_t>(1, o.all_rows / o.sequences), o.lengths};
+  const int64_t own = std::max<int64_t>(1, o.all_rows / o.sequences);
+  const ops::RowsOfSequences at{o.first_row, own, o.lengths, o.slice.first(), o.slice.positions(own)};
   // Counts of choices are constants of backward.
   const bool balanced = o.weight != 0 && x.tape() != nullptr && x.tape()->training();
   const Tensor counts = balanced ? integers(logits, {o.sequences, experts}) : Tensor();
@@ -170,7 +171,8 @@ Routes route_in_groups(const Var& x, const GroupRouting& o) {
         if (balanced) {
           ops::fill(s, counts, 0);
           ops::count_choices(s, counts, r.indices, at);
-          if (o.ranks && o.ranks->size() > 1) o.ranks->all_reduce(s, counts.unowned_view());
+          for (const auto& ranks : {o.ranks, o.slice.ranks.comm})
+            if (ranks && ranks->size() > 1) ranks->all_reduce(s, counts.unowned_view());
         }
         return gates;
       },

@@ -17,6 +17,7 @@
 #include <sherd/comm/core/communicator.h>
 #include <sherd/nn/function.h>
 #include <sherd/nn/kernels/experts/experts.h>
+#include <sherd/nn/context_parallel.h>
 #include <sherd/nn/tensor_parallel.h>
 
 namespace sherd::nn {
@@ -122,6 +123,8 @@ struct GroupRouting {
   int64_t all_rows = 0, first_row = 0;
   Tensor lengths{};                               // as Documents::lengths
   std::shared_ptr<Communicator> ranks = nullptr;  // null: this one has all rows
+  /// all_rows are this rank's slices of the sequences; choices are summed over all slices.
+  SequenceSlice slice{};
 };
 
 /// Selects k experts of each row by sigmoid(logits) + bias, in its best groups, with gates from the sigmoids alone; see

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include <sherd/nn/context_parallel.h>
 #include <sherd/nn/tensor_parallel.h>
 
 namespace sherd::nn {
@@ -21,6 +22,7 @@ struct SequenceRows {
   TensorParallel tp{};
   int64_t count = 0;   // of all ranks together
   bool split = false;  // of no effect in a group of one
+  SequenceSlice slice{};  // `count` are the rows of this rank's slices
 
   bool splits() const { return split && tp.size() > 1; }
   /// Returns the rows of a value between regions on this rank.

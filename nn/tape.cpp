@@ -93,6 +93,13 @@ Tape::Scope::Call& Tape::Scope::innermost() {
   return *std::find_if(calls.rbegin(), calls.rend(), [](const Call& c) { return !c.ended; });
 }
 
+Unit* Tape::running_unit() const {
+  if (scope_ != nullptr)
+    for (auto call = scope_->calls.rbegin(); call != scope_->calls.rend(); ++call)
+      if (!call->ended) return call->forward.unit.get();
+  return open_calls_.empty() ? nullptr : nodes_[open_calls_.back()].call.unit.get();
+}
+
 void Tape::leave_out(const Forward& call) {
   // A second run adds no backward that is due, and so takes none away.
   if (!recomputing_) call.unit->drop_backward();

@@ -128,6 +128,8 @@ class Tape : public ForwardRecorder {
   void end_call();
   /// Instead of end_call() when an exception has ended the forward: its operations are dropped.
   void cancel_call() noexcept;
+  /// Returns the innermost unit whose forward runs on this tape; null outside of forwards.
+  Unit* running_unit() const;
   /// Returns whether the running code is a recomputation inside backward.
   bool recomputing() const { return recomputing_; }
 

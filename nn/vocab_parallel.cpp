@@ -80,8 +80,8 @@ Parameter VocabularyCut::cut(Parameter p) const {
 // The first rank adds the positions, to zeros where the token is another's: the sum is rounded once, as
 // whole.
 Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const Parameter& table,
-                             const Parameter& positions, bool split) {
-  if (cut.tp.size() == 1) return embedding(tokens, table, positions);
+                             const Parameter& positions, bool split, int64_t first_position) {
+  if (cut.tp.size() == 1) return embedding(tokens, table, positions, first_position);
   const Tensor in = tokens.value();
   const ops::VocabPart part{cut.begin(), cut.vocab};
   const bool adds = positions.defined() && cut.tp.rank() == 0;
@@ -93,17 +93,18 @@ Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const 
       [&](Stream& s) {
         const Tensor rows = table.data();
         const Tensor out = Tensor::empty(in.device(), {in.numel(), rows.size(1)}, rows.dtype(), kActivations);
-        ops::embedding_forward(s, out, in, rows, adds ? positions.data() : Tensor(), part);
+        ops::embedding_forward(s, out, in, rows, adds ? rows_from(positions.data(), first_position) : Tensor(),
+                               part);
         if (between.splits()) return cut.tp.own_rows_of_sum(s, out);
         cut.tp.comm->all_reduce(s, out.unowned_view());
         return out;
       },
-      [in, part, table, positions, between](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [in, part, table, positions, first_position, between](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         Tensor dout =
             call.output().tensor(in.device(), {between.here(), table.shape()[1]}, table.data().dtype());
         if (between.splits()) dout = between.tp.all_rows(s, dout, between.count);
-        ops::embedding_backward(s, gradient_of(s, table, dout), gradient_of(s, positions, dout), dout, in,
-                                part);
+        ops::embedding_backward(s, gradient_of(s, table, dout),
+                                rows_from(gradient_of(s, positions, dout), first_position), dout, in, part);
         return {Gradient()};
       },
       parameters);

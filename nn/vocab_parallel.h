@@ -32,7 +32,7 @@ struct VocabularyCut {
 /// no sum.
 /// @param split each rank gets its part of the rows alone (SequenceRows of all tokens), of the same bits.
 Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const Parameter& table,
-                             const Parameter& positions = {}, bool split = false);
+                             const Parameter& positions = {}, bool split = false, int64_t first_position = 0);
 
 /// linear_cross_entropy() of a head [rows(), d] that is cut; x is the same on every rank, and so are losses
 /// and objective. No more than `chunk` rows' logits of this rank's columns exist at once (0: those of all

@@ -161,11 +161,11 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
   // Before the communicators below, whose creation is collective.
   runtime_.require_equal(hash64(0, text),
                          "QkClip: the ranks were given different attentions, or another tau");
-  // Maxima are reduced over the ranks that see different data: the sharding and the replicating dimension.
+  // Maxima are reduced over the ranks that see different data: those over which gradients are averaged.
   std::vector<std::string> dims;
   const FullyShardOptions& o = runtime_.options();
   for (auto& d : runtime_.mesh().dims())
-    if (d.name == o.shard_dim || d.name == o.replicate_dim) dims.push_back(d.name);
+    if (o.averages_over(d.name)) dims.push_back(d.name);
   // Collective at the first request.
   data_ranks_ = runtime_.mesh().flatten(dims);
 

@@ -13,6 +13,7 @@
 #include <sherd/fsdp/detail/unit_claims.h>
 #include <sherd/fsdp/detail/unit_context.h>
 #include <sherd/fsdp/runtime.h>
+#include <sherd/fsdp/shard_axes.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {
@@ -44,6 +45,13 @@ std::vector<std::string> in_words(const std::vector<UnitClaim>& claims, const st
   for (const Buffer& b : buffers)
     lines.push_back(fmt::format("buffer '{}' ({} {})", b.name(), to_string(b.shape()), name_of(b.dtype())));
   return lines;
+}
+
+// Returns the ranks over which a unit is sharded.
+const Communicator* shard_ranks_of(const Wrap& wrap) {
+  std::vector<MeshAxis> axes;
+  for (const MeshDim& d : wrap.mesh.dims()) axes.push_back({d.name, d.size, wrap.mesh.coordinate(d.name)});
+  return wrap.mesh.flatten(ShardAxes::of(std::move(axes), wrap.options).shard).get();
 }
 
 }  // namespace
@@ -83,6 +91,9 @@ void ShardRuntime::Builder::build(ModuleBase& root) {
   for (auto& claim : claims) names.push_back(claim.name);
   r_.context_ = std::make_unique<UnitContext>(r_.device_, r_.mesh_.world()->size(), std::move(names),
                                               r_.root_options_.prefetch, r_.root_options_.overlap_reduce);
+  const DeviceMesh& mesh = root.wrap_->mesh;
+  const std::string& context_dim = root.wrap_->options.context_dim;
+  r_.context_->context_ranks = mesh.has(context_dim) ? mesh.size(context_dim) : 1;
   r_.context_->complete_backward = [&r = r_] { return r.complete_backward(); };
   r_.comparison_ = std::make_unique<RankComparison>(r_.mesh_);
   for (auto& [name, b] : root.named_buffers()) r_.kept_.push_back(b);
@@ -91,12 +102,12 @@ void ShardRuntime::Builder::build(ModuleBase& root) {
   r_.comparison_->require_same_wraps(in_words(claims, r_.kept_));
   alone_ = r_.mesh_.flatten({});
 
-  // Copies of a mesh share their communicators, so units with one shard communicator are on the same ranks.
+  // Copies of a mesh share their communicators, so units with one communicator of the shard group are on the same ranks.
   std::vector<const Communicator*> known;
   std::vector<PlanUnit> described;
   for (auto& claim : claims) {
     const Wrap& wrap = *claim.module->wrap_;
-    const Communicator* ranks = wrap.mesh.comm(wrap.options.shard_dim).get();
+    const Communicator* ranks = shard_ranks_of(wrap);
     const auto id = std::find(known.begin(), known.end(), ranks) - known.begin();
     if (id == static_cast<std::ptrdiff_t>(known.size())) known.push_back(ranks);
     described.push_back(

@@ -45,12 +45,15 @@ void check_tensor_shards(const ParamGroup& g, std::vector<std::string>& wrong) {
                         p.name(), t.mesh_dim, mesh.describe(), mesh.size(o.tensor_dim), o.tensor_dim));
       continue;
     }
-    if (mesh.has(t.mesh_dim) && (t.mesh_dim == o.shard_dim || t.mesh_dim == o.replicate_dim)) {
+    if (mesh.has(t.mesh_dim) && o.averages_over(t.mesh_dim)) {
       wrong.push_back(
           fmt::format("'{}' is piece {} of {} over mesh dimension '{}', which is the {} dimension "
                       "of unit '{}' as well: gradients of different pieces would be summed",
                       p.name(), t.index, t.parts, t.mesh_dim,
-                      t.mesh_dim == o.shard_dim ? "shard" : "replicate", g.unit_of(p.index_in_group())));
+                      t.mesh_dim == o.shard_dim     ? "shard"
+                      : t.mesh_dim == o.context_dim ? "context"
+                                                    : "replicate",
+                      g.unit_of(p.index_in_group())));
       continue;
     }
     if (mesh.has(t.mesh_dim) && mesh.size(t.mesh_dim) == t.parts && mesh.coordinate(t.mesh_dim) == t.index)
@@ -66,20 +69,20 @@ void check_tensor_shards(const ParamGroup& g, std::vector<std::string>& wrong) {
 // A dimension that means nothing to some units, whose options name the other two so.
 struct Stray {
   int size = 1;
-  std::string shard_dim, replicate_dim;
+  std::string shard_dim, replicate_dim, context_dim;
   bool tensor = false;
   std::vector<std::string> units = {}, params = {};
 };
 
 // Keys: the dimension and the other names in the options.
-using Strays = std::map<std::array<std::string, 4>, Stray>;
+using Strays = std::map<std::array<std::string, 5>, Stray>;
 
 // Collects dimensions along which the group's ranks would train different models: no reduction spans them,
 // and parameters are not cut over them.
 void find_strays(const ParamGroup& g, const std::set<std::string>& cut_anywhere, Strays& strays) {
   const FullyShardOptions& o = g.options();
   for (const MeshDim& d : g.mesh().dims()) {
-    if (d.size == 1 || d.name == o.shard_dim || d.name == o.replicate_dim) continue;
+    if (d.size == 1 || o.averages_over(d.name)) continue;
     const bool tensor = d.name == o.tensor_dim;
     std::vector<std::string> whole, units;
     for (auto& p : g.params()) {
@@ -89,8 +92,8 @@ void find_strays(const ParamGroup& g, const std::set<std::string>& cut_anywhere,
     }
     if (tensor ? cut_anywhere.contains(d.name) : whole.empty()) continue;
     Stray& stray = strays
-                       .try_emplace({d.name, o.shard_dim, o.replicate_dim, o.tensor_dim},
-                                    Stray{d.size, o.shard_dim, o.replicate_dim, tensor})
+                       .try_emplace({d.name, o.shard_dim, o.replicate_dim, o.context_dim, o.tensor_dim},
+                                    Stray{d.size, o.shard_dim, o.replicate_dim, o.context_dim, tensor})
                        .first->second;
     for (auto& unit : units)
       if (std::find(stray.units.begin(), stray.units.end(), unit) == stray.units.end())
@@ -107,9 +110,9 @@ std::string describe(const std::string& dim, const Stray& s) {
         "is cut over it",
         dim, s.size, units);
   return fmt::format(
-      "mesh dimension '{}' of {} ranks is neither the shard dimension '{}' nor the replicate "
-      "dimension '{}' of {}, and {} {} not cut over it",
-      dim, s.size, s.shard_dim, s.replicate_dim, units, listed(s.params),
+      "mesh dimension '{}' of {} ranks is neither the shard dimension '{}', the context dimension '{}' nor the "
+      "replicate dimension '{}' of {}, and {} {} not cut over it",
+      dim, s.size, s.shard_dim, s.context_dim, s.replicate_dim, units, listed(s.params),
       s.params.size() == 1 ? "is" : "are");
 }
 
@@ -122,7 +125,7 @@ void check_gradient_ranks(const ParamGroup& g, const Wrap& root, std::vector<std
   wrong.push_back(fmt::format(
       "gradient_ranks of unit '{}' is 0, and '{}' is a piece over mesh dimension '{}': its gradients "
       "would be averaged over as many ranks as the root's, but the root's mesh '{}' has a dimension that "
-      "is neither its shard, replicate nor tensor dimension; set gradient_ranks to the number of ranks "
+      "is neither its shard, context, replicate nor tensor dimension; set gradient_ranks to the number of ranks "
       "with batches of their own, or name that dimension as the root's tensor_dim if its ranks compute "
       "on the same data",
       g.unit(), piece->name(), piece->tensor_shard()->mesh_dim, root.mesh.describe()));
@@ -150,8 +153,8 @@ void check_meshes(const Wrap& root, const std::vector<ParamGroup*>& groups) {
   for (auto& [key, stray] : strays) wrong.push_back(describe(key.front(), stray));
   if (!strays.empty())
     wrong.back() +=
-        ". Ranks along such a dimension would train models of their own: name it as shard_dim or "
-        "replicate_dim "
+        ". Ranks along such a dimension would train models of their own: name it as shard_dim, "
+        "replicate_dim, or context_dim if its ranks share sequences "
         "(or make the mesh with it multiplied into one of them), cut the parameters over it with "
         "set_tensor_shard(), or name it as tensor_dim if its ranks compute on the same data";
   for (const ParamGroup* g : groups)

@@ -55,7 +55,7 @@ int gradient_ranks_of(const Wrap& root) {
   if (o.gradient_ranks > 0) return o.gradient_ranks;
   int ranks = 1;
   for (const MeshDim& d : root.mesh.dims()) {
-    const bool data = d.name == o.shard_dim || d.name == o.replicate_dim;
+    const bool data = o.averages_over(d.name);
     if (data) ranks *= d.size;
     if (!data && d.name != o.tensor_dim && d.size > 1) return 0;
   }

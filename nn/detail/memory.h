@@ -21,6 +21,11 @@ Tensor like_wide(const Tensor& x, Shape shape);
 /// table.
 Tensor gradient_of(Stream& s, const Parameter& p, const Tensor& beside);
 
+/// Rows from `first` on of x, which may be undefined; no copy.
+inline Tensor rows_from(const Tensor& x, int64_t first) {
+  return first > 0 && x.defined() ? x.rows(first, x.size(0)) : x;
+}
+
 /// The weight that a norm multiplies with: w itself where base is 0, else base + w in f32.
 Tensor norm_weight(Stream& s, const Parameter& w, float base);
 

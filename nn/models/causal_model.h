@@ -7,6 +7,7 @@
 
 #include <sherd/fsdp/logit_maxima.h>
 #include <sherd/nn/attention.h>
+#include <sherd/nn/context_parallel.h>
 #include <sherd/nn/expert_parallel.h>
 #include <sherd/nn/kv_cache.h>
 #include <sherd/nn/loss.h>
@@ -58,7 +59,8 @@ struct HeadOf {
 /// Wrapped from the inside out: experts on their own mesh, then each block, then the model.
 class CausalModel : public Module<CausalModel> {
  public:
-  /// tokens and targets i32 [batch, seq]: the losses f32 [batch * seq] in nats, and `scale` times their sum. Rows whose
+  /// tokens and targets i32 [batch, seq]: the losses f32 [batch * seq] in nats (under CausalModelOptions::context, of this
+  /// rank's slices), and `scale` times their sum. Rows whose
   /// target is kIgnoredTarget have loss 0 and no gradient. At most CausalModelOptions::logits_chunk rows' logits exist at
   /// once.
   /// @param documents in the sequences; by default each sequence is one, without padding. @throws NotSupported for
@@ -130,6 +132,12 @@ class [[nodiscard]] WithoutAdapters {
 struct CausalModelOptions {
   TensorParallel tp{};
   ExpertParallel ep{};
+  /// Ranks that share sequences (FullyShardOptions::context_dim). Forwards take whole sequences, the same on all of these
+  /// ranks, and each computes its slice of the rows (ContextParallel::slice()): losses, rows before the head and the rows of
+  /// OfLogits are those of the slice, and objectives and their gradients sum up over the ranks. Their number divides the
+  /// query and the key heads of a tensor-parallel rank, and is at most the sequences' length. Logits of forward(tokens) are
+  /// whole. Not with caches.
+  ContextParallel context{};
   /// Between the tensor-parallel regions each rank of `tp` keeps its part of the rows alone; see
   /// sequence_parallel.h. The forward's bits are those without; gradients of norms, and of biases behind
   /// sums, are added up rank by rank, so training is the same to rounding. Of no effect in a group of one,

@@ -9,6 +9,7 @@
 #include <sherd/nn/kernels/experts/experts.h>
 #include <sherd/nn/models/causal_model.h>
 #include <sherd/nn/models/detail/decoder.h>
+#include <sherd/nn/models/detail/key_heads.h>
 
 namespace sherd::nn {
 namespace {
@@ -154,6 +155,17 @@ void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problem
   const int tp = o.tp.size();
   p.unless(!is_byte_gpt(m) || !o.sequence_parallel, "byte_gpt has no sequence parallelism");
   p.unless(m.heads % tp == 0, fmt::format("{} tensor-parallel ranks do not divide {} heads", tp, m.heads));
+  const int context = o.context.size();
+  if (context > 1 && m.heads % tp == 0 && divides(m.kv_heads, m.heads)) {
+    const int64_t heads = m.heads / tp;
+    const int64_t keys =
+        m.kv_heads % tp == 0
+            ? m.kv_heads / tp
+            : std::ssize(detail::key_heads(o.tp.rank() * heads, heads, m.heads, m.kv_heads));
+    p.unless(heads % context == 0 && keys % context == 0,
+             fmt::format("{} context-parallel ranks do not divide the {} heads and {} key heads of a rank",
+                         context, heads, keys));
+  }
   if (m.mixture.experts <= 0 || m.mixture.dense_layers > 0)
     p.unless(m.hidden % tp == 0,
              fmt::format("{} tensor-parallel ranks do not divide hidden {}", tp, m.hidden));

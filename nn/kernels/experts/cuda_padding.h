@@ -8,7 +8,8 @@ namespace sherd::cuda {
 /// is_padding() on the device.
 template <class Args>
 __device__ bool row_is_padding(const Args& a, int64_t r) {
-  return a.lengths != nullptr && (a.first_row + r) % a.seq >= a.lengths[(a.first_row + r) / a.seq];
+  return a.lengths != nullptr &&
+         a.first_position + (a.first_row + r) % a.seq >= a.lengths[(a.first_row + r) / a.seq];
 }
 
 }  // namespace sherd::cuda

@@ -61,6 +61,8 @@ void set_places(Check& check, Args& a, const RowsOfSequences& at) {
   }
   a.first_row = at.first_row;
   a.seq = at.seq;
+  a.first_position = at.first_position;
+  if constexpr (requires { a.positions; }) a.positions = at.positions;
   a.lengths = pointer<int32_t>(at.lengths);
 }
 

@@ -10,11 +10,12 @@
 
 namespace sherd {
 
-/// Row r of a call is row first_row + r of sequences of `seq` rows each. Rows of a sequence from lengths[sequence] on are
-/// padding; where lengths is null none is.
+/// Row r of a call is row first_row + r of `seq` rows of each sequence, from its position first_position on. Positions of a
+/// sequence from lengths[sequence] on are padding; where lengths is null none is.
 template <class Args>
 bool is_padding(const Args& a, int64_t r) {
-  return a.lengths != nullptr && (a.first_row + r) % a.seq >= a.lengths[(a.first_row + r) / a.seq];
+  return a.lengths != nullptr &&
+         a.first_position + (a.first_row + r) % a.seq >= a.lengths[(a.first_row + r) / a.seq];
 }
 
 /// Chooses k experts for every row by its logits [rows, experts]: the largest, ties and NaN to the
@@ -33,7 +34,7 @@ struct RouteArgs {
   const int32_t* counts = nullptr;
   int64_t layers = 1, layer = 0;  // layer: of this call
   float balance = 0;
-  int64_t first_row = 0, seq = 1;
+  int64_t first_row = 0, seq = 1, first_position = 0;
   const int32_t* lengths = nullptr;
 };
 
@@ -46,7 +47,7 @@ struct RouteArgs {
 /// plus, when counts [sequences, experts] is not null, that of
 ///   balance * sum over rows r that are not padding, and experts e, of
 ///     counts[sequence, e] / (k * n) * s[r, e] / (sum over i of s[r, i])
-/// with the row's sequence (first_row + r) / seq and n its rows that are not padding; counts are constants. Dtypes as of
+/// with the row's sequence (first_row + r) / seq and n its rows that are not padding, max(seq, positions) of them without lengths; counts are constants. Dtypes as of
 /// RouteArgs.
 struct GroupRouteArgs {
   int64_t rows = 0, experts = 0, k = 0, groups = 1, top_groups = 1;
@@ -57,7 +58,7 @@ struct GroupRouteArgs {
   const float* bias = nullptr;
   Ref dgates{}, dlogits{};
   const int32_t* counts = nullptr;
-  int64_t first_row = 0, seq = 1;
+  int64_t first_row = 0, seq = 1, first_position = 0, positions = 0;
   const int32_t* lengths = nullptr;
   float balance = 0;
 };
@@ -65,7 +66,7 @@ struct GroupRouteArgs {
 /// counts[(first_row + r) / seq, e], or counts[e] of all sequences together, is raised by the number of row r's choices that
 /// fell on expert e; not by padding.
 struct CountChoicesArgs {
-  int64_t rows = 0, experts = 0, k = 0, first_row = 0, seq = 1;
+  int64_t rows = 0, experts = 0, k = 0, first_row = 0, seq = 1, first_position = 0;
   const int32_t* lengths = nullptr;
   bool together = false;
   const int32_t* indices = nullptr;
@@ -143,10 +144,12 @@ inline constexpr int64_t kMostExpertsOfARow = 64;
 /// @throws InvalidArgument for a k that is not in [1, min(experts, kMostExpertsOfARow)].
 void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
                  std::optional<bool> normalised = {});
-/// Place of a call's rows: row r is row first_row + r of sequences of `seq` rows each.
+/// Place of a call's rows: row r is row first_row + r of `seq` rows of each sequence.
 struct RowsOfSequences {
   int64_t first_row = 0, seq = 1;
-  Tensor lengths{};  ///< i32 [sequences] or undefined; as Documents::lengths
+  Tensor lengths{};            ///< i32 [sequences] or undefined; as Documents::lengths
+  int64_t first_position = 0;  ///< of the rows of each sequence, of which other ranks may have further ones
+  int64_t positions = 0;       ///< of each sequence, on all ranks; 0: as many as rows
 };
 /// Balancing term of route_top_k_backward(): counts i32 [layers, experts] of count_choices(), of all ranks, or undefined for
 /// none; the call's layer; RouteArgs::balance; and the call's rows.

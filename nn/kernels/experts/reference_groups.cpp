@@ -84,7 +84,7 @@ void route_in_groups_backward(ExecutionContext&, const GroupRouteArgs& a) {
     }
     if (a.counts != nullptr && !is_padding(a, r)) {
       const int64_t sequence = (a.first_row + r) / a.seq;
-      const int64_t rows = a.lengths != nullptr ? a.lengths[sequence] : a.seq;
+      const int64_t rows = a.lengths != nullptr ? a.lengths[sequence] : std::max(a.seq, a.positions);
       const double balance{a.balance / static_cast<float>(a.k * rows)};  // in f32, as the other kernels
       const int32_t* counts = a.counts + sequence * a.experts;
       double total = 0, share = 0;

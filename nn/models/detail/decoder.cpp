@@ -118,6 +118,7 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
       all_ranks_(o.ep.all),
       logits_chunk_(o.logits_chunk),
       sequence_parallel_(o.sequence_parallel),
+      slices_(o.context),
       vocabulary_{o.tp, m.vocab},
       table_cut_{is_byte_gpt(m) ? TensorParallel{} : o.tp, m.vocab} {
   const FamilyNames& names = names_of(m.family);
@@ -151,13 +152,22 @@ void Decoder::set_recompute(bool on) {
   for (DecoderLayer& layer : layers_) layer.set_recompute(on);
 }
 
+Var Decoder::sliced(const Var& tokens) const {
+  if (slices_.size() == 1) return tokens;
+  const Tensor own = slices_.slice(tokens.value());
+  return tokens.tape() != nullptr ? tokens.tape()->input(own) : Var(own);
+}
+
 SequenceRows Decoder::rows_of(const Tensor& tokens, bool cached) const {
-  return {context_.tp, tokens.numel(), sequence_parallel_ && !cached};
+  if (cached || slices_.size() == 1) return {context_.tp, tokens.numel(), sequence_parallel_ && !cached};
+  const SequenceSlice slice{slices_, tokens.size(1)};
+  const int64_t here = slices_.begin_of(slice.seq, slices_.rank() + 1) - slice.first();
+  return {context_.tp, tokens.size(0) * here, sequence_parallel_, slice};
 }
 
 Var Decoder::embedded(const Var& tokens, const std::vector<int64_t>& first, const SequenceRows& rows) const {
   if (!positions_.defined() || std::ranges::all_of(first, [](int64_t p) { return p == 0; }))
-    return vocab_parallel_embedding(table_cut_, tokens, table_, positions_, rows.split);
+    return vocab_parallel_embedding(table_cut_, tokens, table_, positions_, rows.split, rows.slice.first());
   std::vector<Var> positions;
   for (const int64_t p : first) positions.emplace_back(positions_.data().rows(p, p + tokens.size(1)));
   return vocab_parallel_embedding(table_cut_, tokens, table_) + concat_rows(positions);
@@ -198,9 +208,14 @@ Var Decoder::hidden(const Var& tokens, float balance_scale, const Documents& doc
                     const std::vector<KvCache*>& caches) {
   if (documents.starts.defined() && positions_.defined())
     throw NotSupported("causal model: learned positions do not restart for each document in a row");
+  if (!caches.empty() && slices_.size() > 1)
+    throw NotSupported(fmt::format(
+        "causal model: {} ranks share its sequences, and caches keep whole ones; generate with a model without "
+        "CausalModelOptions::context",
+        slices_.size()));
   const std::vector<int64_t> first = first_positions(tokens.value(), caches);
   const SequenceRows rows = rows_of(tokens.value(), !caches.empty());
-  Var x = embedded(tokens, first, rows);
+  Var x = embedded(sliced(tokens), first, rows);
   if (is_gemma(context_.model)) x = nn::scale(x, embedding_scale(context_.model, x.value().dtype()));
   const auto layers = static_cast<size_t>(context_.model.layers);
   const auto loads = std::make_shared<LayerLoads>(static_cast<int>(layers));
@@ -249,7 +264,7 @@ CrossEntropy Decoder::loss_of(const Var& x, const Tensor& targets, float scale) 
 CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, ObjectiveScale scale,
                               const Documents& documents, const NextTokens& next) {
   const Var x = hidden(tokens, scale.balance, documents);
-  const CrossEntropy loss = loss_of(x, targets, scale.loss);
+  const CrossEntropy loss = loss_of(x, slices_.slice(targets), scale.loss);
   if (!next.tokens.defined()) return loss;
   return {loss.objective + next_objective(x, tokens, next, scale.balance, documents), loss.losses};
 }
@@ -265,9 +280,9 @@ Var Decoder::next_objective(const Var& x, const Var& tokens, const NextTokens& n
   const Var ids = tokens.tape() != nullptr ? tokens.tape()->input(next.tokens) : Var(next.tokens);
   const LayerBalance balance =
       balance_of(layer, balance_scale, std::make_shared<LayerLoads>(layer + 1), tokens, documents);
-  const Var y = layers_.back()(vocab_parallel_embedding(table_cut_, ids, table_, {}, rows.split), x, rows,
-                               tokens.size(0), balance, documents);
-  const CrossEntropy loss = loss_of(y, next.targets, next.scale);
+  const Var y = layers_.back()(vocab_parallel_embedding(table_cut_, sliced(ids), table_, {}, rows.split), x,
+                               rows, tokens.size(0), balance, documents);
+  const CrossEntropy loss = loss_of(y, slices_.slice(next.targets), next.scale);
   if (next.loss_sum.defined()) ops::accumulate_sum(tokens.stream(), next.loss_sum, loss.losses);
   return loss.objective;
 }
@@ -284,8 +299,8 @@ void Decoder::fold_adapters() {
 }
 
 Var Decoder::forward(const Var& tokens, const OfLogits& of, const HiddenRows& o) {
-  return of_logits(vocabulary_, hidden(tokens, o.balance, o.documents), head_, of, tokens.numel(),
-                   logits_chunk_, sequence_parallel_);
+  return of_logits(vocabulary_, hidden(tokens, o.balance, o.documents), head_, of,
+                   rows_of(tokens.value()).count, logits_chunk_, sequence_parallel_);
 }
 
 Var Decoder::forward(const Var& tokens, const HiddenRows& o) {
@@ -325,8 +340,8 @@ Tensor Decoder::forward(const Tensor& tokens) {
   const Var x = hidden(tokens, 0);
   const SequenceRows rows = rows_of(tokens);
   // Logits have no backward.
-  return vocab_parallel_logits(
-      vocabulary_, rows.splits() ? Var(rows.tp.all_rows(x.stream(), x.value(), rows.count)) : x, head_);
+  const Tensor own = rows.splits() ? rows.tp.all_rows(x.stream(), x.value(), rows.count) : x.value();
+  return vocab_parallel_logits(vocabulary_, Var(slices_.whole(x.stream(), own, tokens.size(1))), head_);
 }
 
 }  // namespace sherd::nn::detail

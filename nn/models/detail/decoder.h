@@ -75,13 +75,15 @@ class Decoder : public CausalModel {
   std::vector<std::shared_ptr<LogitMaxima>> logit_maxima() override;
 
  private:
-  /// Returns the distribution of rows in a forward of these tokens; with caches every rank has all rows.
+  /// Returns the distribution of rows in a forward of these tokens, whole sequences; with caches every rank has all rows.
   SequenceRows rows_of(const Tensor& tokens, bool cached = false) const;
+  /// Returns this rank's slices of [batch, seq] token ids.
+  Var sliced(const Var& tokens) const;
   Var hidden(const Var& tokens, float balance_scale, const Documents& documents = {},
              const std::vector<KvCache*>& caches = {});
   /// Checks that the caches are of this model and have room. Returns the first position of each sequence.
   std::vector<int64_t> first_positions(const Tensor& tokens, const std::vector<KvCache*>& caches) const;
-  /// The summand of multi-token prediction in the objective. @param x what hidden() returned for `tokens`
+  /// The summand of multi-token prediction in the objective. @param x what hidden() returned for `tokens`, whole sequences
   Var next_objective(const Var& x, const Var& tokens, const NextTokens& next, float balance_scale,
                      const Documents& documents);
   /// @param x rows behind the last norm
@@ -89,7 +91,7 @@ class Decoder : public CausalModel {
   /// Returns the balancing loss of a mixture in a forward of these sequences.
   LayerBalance balance_of(int layer, float loss_scale, const std::shared_ptr<LayerLoads>& loads,
                           const Var& tokens, const Documents& documents);
-  /// @param first position of each sequence; empty: 0
+  /// @param tokens this rank's; first position of each sequence; empty: that of `rows`
   Var embedded(const Var& tokens, const std::vector<int64_t>& first, const SequenceRows& rows) const;
 
   Context context_;
@@ -97,6 +99,7 @@ class Decoder : public CausalModel {
   Tensor step_load_;                         // i32 [layers, experts], of this step and rank
   int64_t logits_chunk_;
   bool sequence_parallel_;
+  ContextParallel slices_;
   VocabularyCut vocabulary_, table_cut_;  // of the head; of the table
   Parameter table_, positions_;
   ModuleList<DecoderLayer> layers_;  // model.layers, then the one for multi-token prediction

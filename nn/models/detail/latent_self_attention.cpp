@@ -122,8 +122,10 @@ Var LatentSelfAttention::forward(const SequenceRows& rows, const Var& residual, 
                                          .cache = cache,
                                          .starts = documents.starts,
                                          .max_logits = maxima_ ? maxima_->values(kv.device()) : Tensor(),
-                                         .lengths = documents.lengths};
-    const int64_t positions = (cache != nullptr ? cache->length() : 0) + of[1].size(0) / sequences;
+                                         .lengths = documents.lengths,
+                                         .context = rows.slice};
+    const int64_t own = of[1].size(0) / sequences;
+    const int64_t positions = cache != nullptr ? cache->length() + own : rows.slice.positions(own);
     return latent_attention(of[0], of[1], of[2], rope_->on(kv.device(), positions), options);
   };
   const Var seen = by_sequence({queries(in), kv, tp.copied(compressed[1])}, batch, caches, attend);

@@ -95,7 +95,8 @@ Routes Mixture::routes(const Var& logits, const SequenceRows& between, const Lay
                                     .all_rows = between.count,
                                     .first_row = first_row,
                                     .lengths = balance.lengths,
-                                    .ranks = tp.comm});
+                                    .ranks = tp.comm,
+                                    .slice = between.slice});
   }
   const LoadBalancing balancing{
       .weight = static_cast<float>(m.balance),
@@ -103,7 +104,8 @@ Routes Mixture::routes(const Var& logits, const SequenceRows& between, const Lay
       .ranks = counted_ranks(parallel_.all, router_),
       .loads = balance.loads,
       .layer = balance.layer,
-      .rows = {first_row, std::max<int64_t>(1, between.count / balance.sequences), balance.lengths}};
+      .rows = {first_row, std::max<int64_t>(1, between.count / balance.sequences), balance.lengths,
+               between.slice.first()}};
   return route_top_k(logits, m.top_k, balancing, m.normalise);
 }
 

@@ -121,8 +121,10 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
     packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp, context_.norm_base());
   const auto attend = [&](std::vector<Var> in, int64_t sequences, KvCache::Layer* cache) {
     if (rope_->rotary()) {
-      const int64_t first = cache != nullptr ? cache->length() : 0;
-      const Tensor frequencies = rope_->on(in[0].device(), first + in[0].size(0) / sequences);
+      const int64_t first = cache != nullptr ? cache->length() : rows.slice.first();
+      const int64_t own = in[0].size(0) / sequences;
+      const Tensor frequencies =
+          rope_->on(in[0].device(), cache != nullptr ? first + own : rows.slice.positions(own));
       in[0] = nn::rope(std::move(in[0]), frequencies,
                        {.batch = sequences,
                         .heads = heads_ + kv_heads_,
@@ -139,7 +141,8 @@ Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const 
                              .sinks = sinks_,
                              .cache = cache,
                              .starts = documents.starts,
-                             .lengths = documents.lengths});
+                             .lengths = documents.lengths,
+                             .context = rows.slice});
   };
   std::vector<Var> inputs;
   inputs.push_back(std::move(packed));

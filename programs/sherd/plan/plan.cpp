@@ -29,7 +29,8 @@ train_gpt::ForecastOptions options_of(const PlanRequest& r) {
                     .communicator_bytes = gpu ? r.hardware.communicator_bytes : 0};
   if (r.listed)
     options.build = [listed = r.listed](const train_gpt::TrainConfig&, const nn::TensorParallel&,
-                                        const nn::ExpertParallel&) { return listed_model(*listed); };
+                                        const nn::ExpertParallel&,
+                                        const nn::ContextParallel&) { return listed_model(*listed); };
   return options;
 }
 

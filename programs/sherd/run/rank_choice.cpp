@@ -8,8 +8,9 @@
 namespace sherd::tools {
 
 bool RankRules::allow(int64_t ranks) const {
-  if (ranks % tp != 0 || ranks / tp % replicas != 0 || ranks % ep != 0) return false;
-  return batch == 0 || (batch % grad_accum == 0 && batch / grad_accum % (ranks / tp) == 0);
+  const int64_t shared = tp * context;
+  if (ranks % shared != 0 || ranks / shared % replicas != 0 || ranks % ep != 0) return false;
+  return batch == 0 || (batch % grad_accum == 0 && batch / grad_accum % (ranks / shared) == 0);
 }
 
 std::string RankRules::describe() const {
@@ -18,6 +19,7 @@ std::string RankRules::describe() const {
   if (grad_accum > 1) said.push_back(fmt::format("{} microbatches", grad_accum));
   if (replicas > 1) said.push_back(fmt::format("{} replicas", replicas));
   if (tp > 1) said.push_back(fmt::format("{} tensor-parallel ranks", tp));
+  if (context > 1) said.push_back(fmt::format("{} context-parallel ranks", context));
   if (ep > 1) said.push_back(fmt::format("{} expert-parallel ranks", ep));
   return said.empty() ? "no rule" : fmt::format("{}", fmt::join(said, ", "));
 }

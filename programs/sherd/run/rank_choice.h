@@ -13,8 +13,8 @@ struct RankRules {
   int64_t batch = 0;
   int64_t grad_accum = 1;
   int64_t replicas = 1;
-  /// Tensor- and expert-parallel ranks.
-  int64_t tp = 1, ep = 1;
+  /// Tensor-, expert- and context-parallel ranks.
+  int64_t tp = 1, ep = 1, context = 1;
 
   /// Returns whether `ranks` fits. @pre ranks >= 1 and all of the above >= 1 (batch >= 0).
   bool allow(int64_t ranks) const;

@@ -27,8 +27,8 @@ checkpoint of --save: --resume DIR is added to the command, which continues its 
 stderr for each start names the cause, the number of ranks and the step.
 
 Ranks. A restart has the ranks that are left, reduced to the largest number, at least --min-ranks, that
-splits the command's --batch over its --grad-accum evenly and keeps --replicas, --tp and --expert-parallel
-(flags, its --config file, or the checkpoint's settings). On one machine all ranks are left except those
+splits the command's --batch over its --grad-accum evenly and keeps --replicas, --tp, --context and
+--expert-parallel (flags, its --config file, or the checkpoint's settings). On one machine all ranks are left except those
 that --shrink or --lost-code remove; of --hosts those count that answer. When two consecutive starts fail
 to begin, or the same rank is killed twice before a step is done, the restart has one rank less.
 

@@ -24,7 +24,7 @@ namespace io = google::protobuf::io;
 const std::set<std::string, std::less<>> kSwitches = {"overwrite"};
 const std::set<std::string, std::less<>> kRead = {
     "save",     "resume", "resume_parts", "init_weights",    "metrics", "ranks", "batch",    "grad_accum",
-    "replicas", "tp",     "ep",           "expert_parallel", "config",  "comm",  "bootstrap"};
+    "replicas", "tp",     "ep",           "expert_parallel", "context", "config",  "comm",  "bootstrap"};
 
 /// "resume_parts" of "--resume-parts" and "--resume-parts=all"; empty for words that are not flags.
 std::string name_of_flag(std::string_view word) {
@@ -126,7 +126,8 @@ RankRules RunTarget::rules() const {
                   .grad_accum = number("grad_accum", 1),
                   .replicas = number("replicas", 1),
                   .tp = number("tp", 1),
-                  .ep = number("expert_parallel", number("ep", 1))};
+                  .ep = number("expert_parallel", number("ep", 1)),
+                  .context = number("context", 1)};
   const std::string from = newest().sequence > 0 ? value("save") : resume();
   if (from.empty() || (has("batch") && has("grad_accum"))) return rules;
   try {

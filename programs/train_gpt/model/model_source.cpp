@@ -235,20 +235,22 @@ void take_sizes(TrainConfig& c, const ModelSource& source, bool balance_given) {
 int64_t vocabulary(const TrainConfig& c) { return description_of(c).vocab; }
 
 std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::TensorParallel& tp,
-                                             const nn::ExpertParallel& ep) {
+                                             const nn::ExpertParallel& ep,
+                                             const nn::ContextParallel& context) {
   const nn::ModelDescription d = description_of(c);
   // Number of rows of logits at once, large enough for fast products. On a CPU: all rows of a microbatch up
   // to 64 MiB in f32, since backward computes logits again where a chunk has fewer; else 16 MiB, which stay
   // in the cache. A GPU reads all of the head's weights and gradients once for every product (128 rows: 3
   // times as slow a step).
   const bool gpu = c.device == sherd::DeviceKind::cuda;
-  const int64_t most = (int64_t{16} << (gpu ? 24 : 20)) * tp.size() / d.vocab, rows = c.microbatch() * c.seq;
+  const int64_t most = (int64_t{16} << (gpu ? 24 : 20)) * tp.size() / d.vocab, rows = c.microbatch() * c.seq / c.context;
   const int64_t chunk = c.model.empty() ? 0
                         : gpu           ? std::clamp<int64_t>(most / 128 * 128, 128, 8192)
                         : rows <= most  ? rows
                                         : std::clamp<int64_t>(most / 4, 128, 1024);
   return nn::causal_model(d, {.tp = tp,
                               .ep = ep,
+                              .context = context,
                               .sequence_parallel = c.sequence_parallel,
                               .logits_chunk = chunk,
                               .lora = lora_options(c),

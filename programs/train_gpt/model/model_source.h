@@ -72,10 +72,12 @@ int64_t vocabulary(const TrainConfig& config);
 /// Builds the model of description_of(); parameters are only described.
 std::unique_ptr<sherd::nn::CausalModel> build_model(const TrainConfig& config,
                                                     const sherd::nn::TensorParallel& tp,
-                                                    const sherd::nn::ExpertParallel& ep);
+                                                    const sherd::nn::ExpertParallel& ep,
+                                                    const sherd::nn::ContextParallel& context = {});
 
 using ModelBuilder = std::function<std::unique_ptr<sherd::nn::CausalModel>(
-    const TrainConfig& config, const sherd::nn::TensorParallel& tp, const sherd::nn::ExpertParallel& ep)>;
+    const TrainConfig& config, const sherd::nn::TensorParallel& tp, const sherd::nn::ExpertParallel& ep,
+    const sherd::nn::ContextParallel& context)>;
 
 /// Returns the products of one token of the model, for counting operations.
 sherd::TokenWork token_work(const TrainConfig& config);

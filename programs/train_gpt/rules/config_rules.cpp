@@ -27,29 +27,46 @@ bool has_buckets(const TrainConfig& c) {
   return layout_of(c).policy == sherd::LayoutPolicy::whole_param && splits_state;
 }
 
+/// Ranks that compute with the same sequences.
+int64_t ranks_of_a_sequence(const TrainConfig& c, const RuleCheck& rules) {
+  return (rules.good("tp") ? c.tp : 1) * (rules.good("context") ? c.context : 1);
+}
+
 void check_ranks(const TrainConfig& c, const RuleCheck& rules) {
-  const int64_t tp = rules.good("tp") ? c.tp : 1;
+  const int64_t tp = rules.good("tp") ? c.tp : 1, shared = ranks_of_a_sequence(c, rules);
+  const std::string words = (tp == 1 ? "" : fmt::format(" {} --tp {}", "{}", tp)) +
+                            (shared == tp ? "" : fmt::format(" {} --context {}", "{}", shared / tp));
+  const auto with = [&](const char* sign) { return fmt::format(fmt::runtime(words), sign, sign); };
   if (rules.good("ranks", "tp") && c.ranks % tp != 0) {
     rules.refuse("tp", "must divide --ranks {}", c.ranks);
-  } else if (rules.good("ranks", "replicas") && c.ranks % (c.replicas * tp) != 0) {
-    const std::string product = tp == 1 ? "" : fmt::format(" x --tp {} = {}", tp, c.replicas * tp);
+  } else if (rules.good("ranks", "context") && c.ranks % shared != 0) {
+    rules.add("context", fmt::format("--context {}{}: must divide --ranks {}", shared / tp,
+                                     tp == 1 ? "" : fmt::format(" x --tp {} = {}", tp, shared), c.ranks));
+  } else if (rules.good("ranks", "replicas") && c.ranks % (c.replicas * shared) != 0) {
+    const std::string product = shared == 1 ? "" : fmt::format("{} = {}", with("x"), c.replicas * shared);
     rules.add("replicas",
               fmt::format("--replicas {}{}: must divide --ranks {}", c.replicas, product, c.ranks));
   }
+  if (rules.good("context", "seq") && c.context > c.seq)
+    rules.refuse("context", "sequences of --seq {} have fewer tokens than ranks", c.seq);
+  if (rules.good("context", "sample") && c.context > 1 && c.sample_bytes() > 0)
+    rules.refuse("context",
+                 "text is generated from whole sequences; leave --sample out, and generate from the checkpoint in a "
+                 "run without --context");
   // One of a checkpoint waits for a run that has buckets again.
   if (rules.good("bucket_size", "strategy", "layout") && rules.given().by_anyone("bucket_size") &&
       c.bucket_size != TrainConfig().bucket_size && !has_buckets(c))
     rules.refuse("bucket_size",
                  "no bucket spans blocks; give --layout whole_param and --strategy optim or optim_grads");
-  const bool split = rules.good("ranks", "grad_accum", "batch") && c.ranks % tp == 0;
-  const int64_t shares = split ? c.ranks / tp * c.grad_accum : 1;
+  const bool split = rules.good("ranks", "grad_accum", "batch") && c.ranks % shared == 0;
+  const int64_t shares = split ? c.ranks / shared * c.grad_accum : 1;
   // Evaluation and generated text need no equal shares.
   if (c.trains() && c.batch % shares != 0)
     rules.refuse(
         "batch",
         "must be a multiple of --ranks {}{} x --grad-accum {} = {}, so that every rank takes an equal share "
         "of each microbatch; e.g. {}",
-        c.ranks, tp == 1 ? "" : fmt::format(" / --tp {}", tp), c.grad_accum, shares,
+        c.ranks, with("/"), c.grad_accum, shares,
         (c.batch / shares + 1) * shares);
 }
 
@@ -60,6 +77,9 @@ void check_byte_model(const TrainConfig& c, const RuleCheck& rules) {
   if (rules.good("dim") && c.experts == 0 && 4 * c.dim % tp != 0)
     undivided.push_back(fmt::format("4 x --dim {}", c.dim));
   if (!undivided.empty()) rules.refuse("tp", "must divide {}", fmt::join(undivided, " and "));
+  if (rules.good("heads", "context") && undivided.empty() && c.heads / tp % c.context != 0)
+    rules.refuse("context", "must divide the {} heads of each rank (--heads {}{})", c.heads / tp, c.heads,
+                 tp == 1 ? "" : fmt::format(" / --tp {}", tp));
   if (rules.good("dim", "heads") && c.dim % c.heads != 0)
     rules.refuse("dim", "must be a multiple of --heads {}, e.g. {}", c.heads,
                  (c.dim / c.heads + 1) * c.heads);

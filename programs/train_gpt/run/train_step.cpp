@@ -110,8 +110,8 @@ PendingStep Trainer::issue_step() {
   p.learned = step_rows.learned;
   const auto mean_over = [&](int64_t rows) {
     return rows == config_.batch * config_.seq
-               ? 1.0f / static_cast<float>(micro * config_.seq * config_.grad_accum)
-               : static_cast<float>(config_.data_ranks()) / static_cast<float>(rows);
+               ? static_cast<float>(config_.context) / static_cast<float>(micro * config_.seq * config_.grad_accum)
+               : static_cast<float>(config_.data_ranks() * config_.context) / static_cast<float>(rows);
   };
   const nn::ObjectiveScale scale(mean_over(step_rows.learned), mean_over(step_rows.places));
   for (int64_t m = 0; m < config_.grad_accum; ++m) {
@@ -132,7 +132,7 @@ PendingStep Trainer::issue_step() {
   }
   p.stats = clip_grad_norm(model_, config_.grad_clip, {.in_update = true});
   // Before the update, which a non-finite loss on any rank skips.
-  data_->all_reduce(s, loss_sum);
+  losses_->all_reduce(s, loss_sum);
   if (config_.skip_non_finite) skip_unless_finite(model_, loss_sum.flat(0, 1));
   p.reduced = stamp(s);
   p.result.lr = learning_rate(schedule_of(config_), step_);

@@ -28,18 +28,19 @@ using namespace sherd;
 
 static_assert(ExampleRows::kNoTarget == kIgnoredTarget, "the model ignores what examples do not learn");
 
-// replicate x shard x tp, without the outer and inner ones of a single rank.
+// replicate x shard x context x tp, without the outer and inner ones of a single rank.
 DeviceMesh make_mesh(RankContext& rank, const TrainConfig& c) {
   std::vector<MeshDim> dims;
   if (c.replicas > 1) dims.push_back({"replicate", static_cast<int>(c.replicas)});
   dims.push_back({"shard", static_cast<int>(c.data_ranks() / c.replicas)});
+  if (c.context > 1) dims.push_back({"context", static_cast<int>(c.context)});
   if (c.tp > 1) dims.push_back({"tp", static_cast<int>(c.tp)});
   return DeviceMesh(rank.world, std::move(dims));
 }
 
-std::shared_ptr<Communicator> data_ranks(const DeviceMesh& mesh) {
-  if (mesh.has("replicate")) return mesh.flatten({"replicate", "shard"});
-  return mesh.flatten({"shard"});
+std::shared_ptr<Communicator> ranks_along(const DeviceMesh& mesh, std::vector<std::string> dims) {
+  std::erase_if(dims, [&](const std::string& d) { return !mesh.has(d); });
+  return mesh.flatten(dims);
 }
 
 // All data-parallel ranks, both replicas and shards: ranks of equal "expert" coordinate hold the same
@@ -72,7 +73,7 @@ FullyShardOptions expert_options(FullyShardOptions o, const TrainConfig& c) {
   if (o.strategy == Strategy::no_shard && o.outer == Outer::optim && c.replicas > 1)
     o.strategy = Strategy::optim;
   o.shard_dim = "expert_shard";
-  o.gradient_ranks = static_cast<int>(c.data_ranks());
+  o.gradient_ranks = static_cast<int>(c.data_ranks() * c.context);
   o.outer = Outer::no_shard;
   return o;
 }
@@ -95,10 +96,12 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       config_(config),
       windows_(std::move(windows)),
       mesh_(make_mesh(rank, config)),
-      data_(data_ranks(mesh_)),
+      data_(ranks_along(mesh_, {"replicate", "shard"})),
+      losses_(ranks_along(mesh_, {"replicate", "shard", "context"})),
       expert_mesh_(make_expert_mesh(rank, config)),
       built_(build(config, nn::TensorParallel::of(mesh_),
-                   expert_mesh_ ? nn::ExpertParallel::of(*expert_mesh_) : nn::ExpertParallel{})),
+                   expert_mesh_ ? nn::ExpertParallel::of(*expert_mesh_) : nn::ExpertParallel{},
+                   nn::ContextParallel::of(mesh_))),
       model_(*built_),
       seed_(config.seed),
       skips_(config.max_skipped_steps) {
@@ -233,7 +236,8 @@ std::string Trainer::describe() const {
   }
   if (config_.outer == Outer::optim && config_.replicas == 1)
     out += "note: one replica, --outer optim has nothing to shard over\n";
-  if (config_.strategy != Strategy::no_shard && config_.replicas == config_.data_ranks())
+  if (config_.strategy != Strategy::no_shard && config_.context == 1 &&
+      config_.replicas == config_.data_ranks())
     out += fmt::format("note: every replica is one {}, {} has nothing {}to shard over\n",
                        config_.tp > 1 ? "tensor-parallel group" : "rank", word_of(config_.strategy),
                        expert_mesh_ && expert_mesh_->size("expert_shard") > 1 ? "but the experts " : "");
@@ -331,7 +335,7 @@ double Trainer::mean_loss(const std::vector<int64_t>& windows) {
     const Batch batch = load(rows);
     const Tensor losses = model_(nn::Var(batch.inputs), batch.targets, 1.0f, batch.documents).losses;
     const int64_t counted = std::clamp<int64_t>(end - (begin + at), 0, std::min(micro, share - at));
-    if (counted > 0) ops::accumulate_sum(s, sum, losses.flat(0, counted * config_.seq));
+    if (counted > 0) ops::accumulate_sum(s, sum, losses.flat(0, counted * (losses.numel() / micro)));
     s.synchronize();  // bounds the queued host copies
   }
   double local = 0;
@@ -378,7 +382,7 @@ double Trainer::data_sum(double value) {
   Stream& s = rank_.device->compute();
   const Tensor t = Tensor::empty(*rank_.device, {1}, DType::f64, "metrics");
   ops::copy_from_host(s, t, &value, sizeof value);
-  data_->all_reduce(s, t);
+  losses_->all_reduce(s, t);
   ops::copy_to_host(s, &value, t);
   return value;
 }

@@ -165,7 +165,7 @@ class Trainer {
   Evaluation evaluate_weights();
   /// Mean loss over the tokens of these windows; NaN without any. Collective.
   double mean_loss(const std::vector<int64_t>& windows);
-  /// Over the ranks that have different data.
+  /// Over the ranks that have losses of different tokens.
   double data_sum(double value);
 
   void resume();
@@ -182,7 +182,8 @@ class Trainer {
   const TrainConfig& config_;
   std::shared_ptr<const sherd::TokenWindows> windows_;
   sherd::DeviceMesh mesh_;
-  std::shared_ptr<sherd::Communicator> data_;     // the ranks that have different data
+  std::shared_ptr<sherd::Communicator> data_;     // the ranks that have different sequences
+  std::shared_ptr<sherd::Communicator> losses_;   // those that have losses of different tokens
   std::optional<sherd::DeviceMesh> expert_mesh_;  // when there are experts
   std::unique_ptr<sherd::nn::CausalModel> built_;
   sherd::nn::CausalModel& model_;

@@ -41,8 +41,8 @@ struct TrainConfig : Settings {
   int64_t sample_bytes() const { return sample_only && sample == 0 ? 256 : sample; }
   /// Returns whether the data are token files, not text.
   bool has_tokens() const { return !tokens.empty() || !sft.empty(); }
-  /// Ranks with different data: all but those that share a batch tensor-parallel.
-  int64_t data_ranks() const { return ranks / tp; }
+  /// Ranks with different sequences: all but those that share them, tensor- or context-parallel.
+  int64_t data_ranks() const { return ranks / (tp * context); }
   /// Windows that a rank computes at once.
   int64_t microbatch() const { return batch / (data_ranks() * grad_accum); }
   /// The step that this run ends with.
