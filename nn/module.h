@@ -86,9 +86,12 @@ class Module : public ModuleBase {
   }
 
   /// Every call's activations are dropped and computed again in backward: nn::recompute() inside of the unit's call.
-  /// Arguments are copied, and forward takes them by value or as constants. @throws InvalidArgument (the call) when it
-  /// does not.
-  void set_recompute(bool on) { recomputes_ = on; }
+  /// Arguments are copied, and forward takes them by value or as constants. @param arguments where they rest until backward.
+  /// @throws InvalidArgument (the call) when it does not.
+  void set_recompute(bool on, Place arguments = Place::device) {
+    recomputes_ = on;
+    arguments_ = arguments;
+  }
   bool recomputes() const { return recomputes_; }
 
  private:
@@ -123,7 +126,7 @@ class Module : public ModuleBase {
     if constexpr (std::is_void_v<decltype(forward(std::forward<Args>(args)...))>) {
       if constexpr (kCopies) {
         if (recomputes_) {
-          nn::recompute(forward, args...);
+          nn::recompute(arguments_, forward, args...);
           return call.end();
         }
       }
@@ -132,7 +135,7 @@ class Module : public ModuleBase {
     } else {
       if constexpr (kCopies) {
         if (recomputes_) {
-          auto result = nn::recompute(forward, args...);
+          auto result = nn::recompute(arguments_, forward, args...);
           call.end();
           return result;
         }
@@ -144,6 +147,7 @@ class Module : public ModuleBase {
   }
 
   bool recomputes_ = false;
+  Place arguments_ = Place::device;
 };
 
 }  // namespace sherd::nn

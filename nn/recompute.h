@@ -2,7 +2,9 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -31,6 +33,14 @@ Tape* tape_in(const First& first, const Rest&... rest) {
   return tape_in(rest...);
 }
 
+// Collects the values among arguments.
+inline void add_values(std::vector<Var*>& to, Var& x) { to.push_back(&x); }
+inline void add_values(std::vector<Var*>& to, std::vector<Var>& all) {
+  for (Var& x : all) to.push_back(&x);
+}
+template <class T>
+void add_values(std::vector<Var*>&, T&) {}
+
 }  // namespace detail
 
 /// Returns f(args...), of which the tape saves only the arguments: activations saved inside are dropped at
@@ -55,20 +65,33 @@ Tape* tape_in(const First& first, const Rest&... rest) {
 ///
 /// Memory: from forward to backward the arguments' values and the results of f; in backward, in addition, the
 /// saved activations of one scope. Scopes may be nested; the inner ones count in the second run of the outer.
+///
+/// @param arguments host: the arguments that have a gradient rest on the host (Device::host_tier(); on a CPU give
+/// DeviceOptions::offload_folder) from the forward of the next scope but one until backward comes to the next scope. Copies run beside
+/// compute(). The device then holds the arguments of three scopes at most, whatever their number, and the bits are the same.
+/// Where another function or the caller keeps such a value, its memory stays. Not of scopes inside of scopes.
 template <class F, class... Args>
-auto recompute(F f, Args... args) -> std::invoke_result_t<F&, const Args&...> {
+auto recompute(Place arguments, F f, Args... args) -> std::invoke_result_t<F&, const Args&...> {
   using Result = std::invoke_result_t<F&, const Args&...>;
   Tape* const tape = detail::tape_in(args...);
   if (tape == nullptr || !tape->recording()) return f(std::as_const(args)...);
+  const auto kept = std::make_shared<std::tuple<Args...>>(std::move(args)...);
+  std::vector<Var*> offloaded;
+  if (arguments == Place::host)
+    std::apply([&](auto&... all) { (detail::add_values(offloaded, all), ...); }, *kept);
   if constexpr (std::is_void_v<Result>) {
-    tape->recompute([&] { f(std::as_const(args)...); },
-                    [f, args...]() mutable { f(std::as_const(args)...); });
+    tape->recompute([&] { std::apply(f, std::as_const(*kept)); },
+                    [f, kept]() mutable { std::apply(f, std::as_const(*kept)); }, offloaded);
   } else {
     std::optional<Result> result;
-    tape->recompute([&] { result.emplace(f(std::as_const(args)...)); },
-                    [f, args...]() mutable { f(std::as_const(args)...); });
+    tape->recompute([&] { result.emplace(std::apply(f, std::as_const(*kept))); },
+                    [f, kept]() mutable { std::apply(f, std::as_const(*kept)); }, offloaded);
     return std::move(*result);
   }
+}
+template <class F, class... Args>
+auto recompute(F f, Args... args) -> std::invoke_result_t<F&, const Args&...> {
+  return recompute(Place::device, std::move(f), std::move(args)...);
 }
 
 }  // namespace sherd::nn

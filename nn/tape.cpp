@@ -149,7 +149,8 @@ void Tape::give_up_from(size_t begin) noexcept {
   }
 }
 
-void Tape::recompute(const std::function<void()>& forward, std::function<void()> again) {
+void Tape::recompute(const std::function<void()>& forward, std::function<void()> again,
+                     const std::vector<Var*>& offloaded) {
   if (!recording()) return forward();
   const auto first_value = static_cast<int64_t>(values_.size());
   Scope scope;
@@ -171,7 +172,28 @@ void Tape::recompute(const std::function<void()>& forward, std::function<void()>
   if (node.first_output == node.end_output) return;  // nothing inside has a gradient, no call either
   for (auto& call : scope.calls)
     if (call.forward.unit) node.hidden.push_back(std::move(call.forward));
+  if (!offloaded.empty() && !recomputing_) node.arguments = keep(offloaded);
   nodes_.push_back(std::move(node));
+}
+
+std::shared_ptr<detail::ScopeArguments> Tape::keep(const std::vector<Var*>& offloaded) {
+  auto arguments = std::make_shared<detail::ScopeArguments>(offloaded);
+  if (arguments->empty()) return nullptr;
+  Device& device = arguments->device();
+  if (!copies_.out)
+    copies_ = {device.make_stream("activations out"), device.make_stream("activations in")};
+  // The newest stay: backward begins with them. Those before are copied while the next scope computes.
+  if (const auto leaving = leaving_.lock()) leaving->drop();
+  if (const auto latest = latest_.lock()) latest->store(copies_);
+  leaving_ = std::exchange(latest_, arguments);
+  return arguments;
+}
+
+void Tape::fetch(detail::ScopeArguments& arguments) {
+  arguments.fetch(copies_);
+  arguments.wait();
+  const auto before = std::find_if(nodes_.rbegin(), nodes_.rend(), [](const Node& n) { return n.arguments; });
+  if (before != nodes_.rend()) before->arguments->fetch(copies_);
 }
 
 void Tape::repeat(const void* state, const std::function<std::function<void()>()>& make_exchange) {

@@ -12,6 +12,7 @@
 #include <sherd/fsdp/parameter.h>
 #include <sherd/fsdp/recorder.h>
 #include <sherd/fsdp/unit.h>
+#include <sherd/nn/detail/scope_arguments.h>
 #include <sherd/nn/gradient.h>
 #include <sherd/nn/var.h>
 
@@ -136,7 +137,10 @@ class Tape : public ForwardRecorder {
   /// See nn::recompute(): runs `forward` without keeping what functions inside leave for backward. When backward
   /// comes to one of the values that were made inside, `again` is run, recorded, and has to do the same.
   /// Just runs `forward` when this tape does not record.
-  void recompute(const std::function<void()>& forward, std::function<void()> again);
+  /// @param offloaded values among what `again` owns that rest on the host between the two (Place::host); not inside of a
+  /// scope's second run
+  void recompute(const std::function<void()>& forward, std::function<void()> again,
+                 const std::vector<Var*>& offloaded = {});
   /// For functions that advance a state of the caller's (counters of random numbers): before the first that does so
   /// in a scope that is recomputed. `make_exchange` returns what exchanges the state for what it is now; that is called
   /// before and behind the scope's second run. Without effect outside of scopes.
@@ -170,6 +174,7 @@ class Tape : public ForwardRecorder {
     Backward backward = {};
     Forward call = {};
     std::function<void()> again = {};                          // of a scope
+    std::shared_ptr<detail::ScopeArguments> arguments = {};    // of a scope, on the host; null: none
     std::vector<Forward> hidden = {};                          // the calls inside of it, in order
     std::map<const void*, std::function<void()>> states = {};  // exchanged around the second run
     const char* function = nullptr;                            // of an operation
@@ -196,7 +201,13 @@ class Tape : public ForwardRecorder {
   /// Removes the call that ends, since nothing inside has a gradient.
   void leave_out(const Forward& call);
   void forget();
+  /// Returns the offloaded arguments of a scope that was just recorded, and sends those of the scope before to the host.
+  std::shared_ptr<detail::ScopeArguments> keep(const std::vector<Var*>& offloaded);
+  /// Fetches the arguments of a scope, and begins to fetch those of the scope before it.
+  void fetch(detail::ScopeArguments& arguments);
 
+  detail::ScopeArguments::Streams copies_;                   // made by the first offloaded scope
+  std::weak_ptr<detail::ScopeArguments> latest_, leaving_;  // on the device; on its way to the host
   std::vector<Node> nodes_;
   std::vector<Value> values_;
   std::vector<size_t> open_calls_;                  // their begin_call nodes

@@ -146,9 +146,11 @@ class Tape::Pass {
     const auto first = static_cast<int64_t>(tape_.values_.size());
     const size_t first_node = tape_.nodes_.size();
     {
+      if (scope.arguments) tape_.fetch(*scope.arguments);
       const Again again(tape_, scope);
       scope.again();
     }
+    scope.arguments = nullptr;
     scope.again = nullptr;
     std::vector<Forward> calls;
     for (size_t i = first_node; i < tape_.nodes_.size(); ++i) {

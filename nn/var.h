@@ -13,6 +13,9 @@ class Parameter;
 namespace sherd::nn {
 
 class Tape;
+namespace detail {
+class ScopeArguments;
+}
 
 /// Handle of a value; copies refer to the same value. Functions (linear(), rms_norm(), ...) take and return
 /// it. A Var without a tape is just a tensor. Values computed from such values alone are not recorded, unless
@@ -48,6 +51,7 @@ class Var {
 
  private:
   friend class Tape;
+  friend class detail::ScopeArguments;
   Var(Tensor value, Tape* tape, int64_t id, int64_t run)
       : value_(std::move(value)), tape_(tape), id_(id), run_(run) {}
 

@@ -38,6 +38,7 @@ struct Own {
 constexpr Own kOwn[] = {
     {"ranks", "number of ranks: replicas x shards; default in a job with --comm nccl or mpi: its processes"},
     {"layout", nullptr, "ragged|even_rows|whole_param"},
+    {"recompute", "blocks: drop the activations of blocks and compute them again in backward", "none|blocks"},
     {"seed", "seed of libtorch's generator, for the first weights"},
     {"device", "cuda: rank r of the host's processes uses GPU r, in builds with -DSHERD_TORCH_CUDA=ON"},
     {"comm",

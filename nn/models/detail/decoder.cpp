@@ -148,8 +148,8 @@ Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
     if (!is_adapter(name)) p.freeze();
 }
 
-void Decoder::set_recompute(bool on) {
-  for (DecoderLayer& layer : layers_) layer.set_recompute(on);
+void Decoder::set_recompute(bool on, Place arguments) {
+  for (DecoderLayer& layer : layers_) layer.set_recompute(on, arguments);
 }
 
 Var Decoder::sliced(const Var& tokens) const {

@@ -68,7 +68,7 @@ class Decoder : public CausalModel {
   size_t blocks() const override { return layers_.size(); }
   ModuleBase& block(size_t i) override { return layers_[i]; }
   ModuleBase* experts(size_t i) override { return layers_[i].experts(); }
-  void set_recompute(bool on) override;
+  void set_recompute(bool on, Place arguments) override;
   void update_selection_bias(const Tensor& skip) override;
   void fold_adapters() override;
   void use_adapters(bool on) override;

@@ -145,8 +145,8 @@ class ListedCausalModel final : public nn::CausalModel {
   size_t blocks() const override { return units_.size(); }
   ModuleBase& block(size_t i) override { return *units_[i]; }
   ModuleBase* experts(size_t) override { return nullptr; }
-  void set_recompute(bool on) override {
-    for (const auto& unit : units_) unit->set_recompute(on);
+  void set_recompute(bool on, Place arguments) override {
+    for (const auto& unit : units_) unit->set_recompute(on, arguments);
   }
 
  private:

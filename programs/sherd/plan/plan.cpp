@@ -96,9 +96,11 @@ std::set<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks w
 
 /// Bytes that a stage keeps of a microbatch between its forward and its backward: with recomputation the blocks' inputs.
 int64_t kept_activations(const train_gpt::TrainConfig& stage, const RankForecast& rank) {
-  if (stage.recompute != train_gpt::Recompute::blocks) return rank.by_class.at("activation");
+  if (stage.recompute == train_gpt::Recompute::none) return rank.by_class.at("activation");
   const int64_t rows = rows_of(stage) / (stage.sequence_parallel ? stage.tp : 1);
-  return stage.layers * rows * stage.dim * size_of(stage.precision);
+  // nn::recompute(): at most three on the device.
+  const int64_t inputs = stage.recompute == train_gpt::Recompute::offload ? std::min<int64_t>(3, stage.layers) : stage.layers;
+  return inputs * rows * stage.dim * size_of(stage.precision);
 }
 
 /// A pipeline's stages work on microbatches one behind the other (1F1B; Narayanan et al., 2021): the first ones

@@ -20,8 +20,10 @@ std::vector<MemoryFlag> memory_flags(const TrainConfig& config) {
                        std::function<void(TrainConfig&)> apply) {
     if (possible) flags.push_back({text, same_bits, std::move(apply)});
   };
-  add(config.recompute != Recompute::blocks, "--recompute blocks", true,
+  add(config.recompute == Recompute::none, "--recompute blocks", true,
       [](TrainConfig& c) { c.recompute = Recompute::blocks; });
+  add(config.recompute != Recompute::offload, "--recompute offload", true,
+      [](TrainConfig& c) { c.recompute = Recompute::offload; });
   add(config.offload == "none", "--offload state", true, [](TrainConfig& c) { c.offload = "state"; });
   add(masters && config.offload != "state,master", "--offload state,master", true,
       [](TrainConfig& c) { c.offload = "state,master"; });
@@ -52,7 +54,7 @@ std::string savings_in_words(const TrainConfig& config, const sherd::RankContext
     if (words.empty()) return "";
     const bool needs_folder = config.device == sherd::DeviceKind::cpu && config.offload_folder.empty();
     return fmt::format("\nThe run is planned to take {:.1f} MiB. By itself would save: {}{}", mib(now),
-                       fmt::join(words, ", "), needs_folder ? " (--offload with --offload-folder)" : "");
+                       fmt::join(words, ", "), needs_folder ? " (on the host: with --offload-folder)" : "");
   } catch (const sherd::Error&) {
     return "";
   }

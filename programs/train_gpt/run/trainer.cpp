@@ -108,7 +108,8 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
   freeze_parameters(model_, config.freeze);
   routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
-  model_.set_recompute(config.recompute == Recompute::blocks);
+  model_.set_recompute(config.recompute != Recompute::none,
+                       config.recompute == Recompute::offload ? Place::host : Place::device);
   for (size_t i = 0; i < model_.blocks(); ++i)
     if (ModuleBase* experts = model_.experts(i))
       fully_shard(*experts, *expert_mesh_, expert_options(options, config));

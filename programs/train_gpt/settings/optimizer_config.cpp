@@ -178,7 +178,7 @@ sherd::Place master_place(const Settings& c) { return offload_named(c.offload).m
 
 bool offloads(const Settings& c) {
   const std::vector<sherd::RoutingRule> routes = routing_rules(c.route);
-  return offload_named(c.offload).state == sherd::Place::host ||
+  return c.recompute == Recompute::offload || offload_named(c.offload).state == sherd::Place::host ||
          std::any_of(routes.begin(), routes.end(),
                      [](auto& r) { return r.settings.state_place == sherd::Place::host; });
 }
