@@ -411,11 +411,12 @@ bool ShardRuntime::complete_backward() {
     empty_backward(*u);
   }
   if (context_->context_ranks > 1 && !context_->context_exchanged)
-    throw InvalidArgument(fmt::format(
-        "{}: the {} ranks of mesh dimension '{}' share sequences, but no attention of this step has exchanged heads "
-        "over them, so each would have trained on its slices as on sequences of their own; set "
-        "nn::AttentionOptions::context, or multiply the dimension into shard_dim",
-        device_.label(), context_->context_ranks, options_.context_dim));
+    throw InvalidArgument(
+        fmt::format("{}: the {} ranks of mesh dimension '{}' share sequences, but no attention of this step "
+                    "has exchanged heads "
+                    "over them, so each would have trained on its slices as on sequences of their own; set "
+                    "nn::AttentionOptions::context, or multiply the dimension into shard_dim",
+                    device_.label(), context_->context_ranks, options_.context_dim));
   sets_->set_ready(absent);
   return any_trains || !any_trainable;
 }

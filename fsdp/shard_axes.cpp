@@ -40,7 +40,8 @@ std::vector<std::string> with_cut(std::vector<std::string> dims, const std::opti
 
 ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const FullyShardOptions& o, bool ignored) {
   if (ignored) return of(std::move(mesh), {}, {}, o.strategy, o.outer);
-  return of(std::move(mesh), {o.shard_dim, o.context_dim}, {o.replicate_dim}, o.strategy, o.outer, o.gradient_ranks);
+  return of(std::move(mesh), {o.shard_dim, o.context_dim}, {o.replicate_dim}, o.strategy, o.outer,
+            o.gradient_ranks);
 }
 
 ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const std::vector<std::string>& shard,

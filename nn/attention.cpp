@@ -34,9 +34,8 @@ int64_t width_of_head(const Tensor& qkv, const AttentionOptions& o, int64_t kv_h
 
 /// Sinks of the heads from first_head on, in f32; undefined without.
 Tensor sinks_of(Stream& s, const AttentionOptions& o, int64_t first_head = 0) {
-  return o.sinks.defined()
-             ? as_dtype(s, o.sinks.data().flat(first_head, first_head + o.heads), DType::f32)
-             : Tensor();
+  return o.sinks.defined() ? as_dtype(s, o.sinks.data().flat(first_head, first_head + o.heads), DType::f32)
+                           : Tensor();
 }
 
 /// Attention of rows that follow cached ones. The first rows are a sequence of their own: training's kernel
@@ -88,10 +87,12 @@ Var attend(const Var& qkv, const AttentionOptions& o, int64_t kv_heads, int64_t 
       [&](Stream& s) {
         ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised, o.window, o.starts,
                                o.lengths);
-        if (const Tensor sinks = sinks_of(s, o, first_head); sinks.defined()) ops::sinks_forward(s, out, lse, sinks);
+        if (const Tensor sinks = sinks_of(s, o, first_head); sinks.defined())
+          ops::sinks_forward(s, out, lse, sinks);
         return out;
       },
-      [in, out, lse, batch, kv_heads, o, first_head](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [in, out, lse, batch, kv_heads, o, first_head](Stream& s,
+                                                     const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dqkv = like(in), dout = call.output().tensor(out);
         ops::attention_backward(s, dqkv, dout, out, lse, in, batch, o.heads, kv_heads, o.window, o.starts);
         if (o.sinks.defined() && !o.sinks.frozen())
@@ -121,10 +122,10 @@ Var exchanged(const Var& qkv, AttentionOptions o, int64_t kv_heads, int64_t widt
 void require_whole_sequences(const Var& qkv, const AttentionOptions& o) {
   Unit* const unit = qkv.tape() != nullptr ? qkv.tape()->running_unit() : nullptr;
   if (unit == nullptr || unit->context_ranks() == o.context.ranks.size()) return;
-  throw InvalidArgument(
-      fmt::format("attention: {} ranks share the sequences of unit '{}' (FullyShardOptions::context_dim), but "
-                  "AttentionOptions::context has {}; set it to the slice of this forward",
-                  unit->context_ranks(), unit->name(), o.context.ranks.size()));
+  throw InvalidArgument(fmt::format(
+      "attention: {} ranks share the sequences of unit '{}' (FullyShardOptions::context_dim), but "
+      "AttentionOptions::context has {}; set it to the slice of this forward",
+      unit->context_ranks(), unit->name(), o.context.ranks.size()));
 }
 
 }  // namespace

@@ -66,7 +66,8 @@ struct Exchange {
   Tensor spread(Stream& s, const Tensor& x) const {
     const Tensor sent = like(x, {ranks.size() * here(), share()});
     for_shares([&](int64_t part, int64_t columns, int64_t at, int64_t begin) {
-      ops::strided_copy(s, from(sent, part * share() + at), share(), from(x, begin), width(), here(), columns);
+      ops::strided_copy(s, from(sent, part * share() + at), share(), from(x, begin), width(), here(),
+                        columns);
     });
     const Tensor received = like(x, {batch * seq, share()});
     ranks.comm->all_to_all_v(s, received.unowned_view(), counts(false), sent.unowned_view(), counts(true));
@@ -101,9 +102,9 @@ void note_whole_sequences(const Var& x) {
 
 void require_shape(const char* function, const Tensor& x, const Shape& wanted, const Exchange& e) {
   if (x.shape() != wanted)
-    throw ShapeMismatch(
-        fmt::format("SequenceSlice::{}: the value is {}, must be {}: {} sequences of {} positions over {} ranks",
-                    function, to_string(x.shape()), to_string(wanted), e.batch, e.seq, e.ranks.size()));
+    throw ShapeMismatch(fmt::format(
+        "SequenceSlice::{}: the value is {}, must be {}: {} sequences of {} positions over {} ranks",
+        function, to_string(x.shape()), to_string(wanted), e.batch, e.seq, e.ranks.size()));
 }
 
 }  // namespace

@@ -6,8 +6,7 @@
 
 namespace sherd::nn {
 
-Var embedding(const Var& tokens, const Parameter& table, const Parameter& positions,
-              int64_t first_position) {
+Var embedding(const Var& tokens, const Parameter& table, const Parameter& positions, int64_t first_position) {
   const Tensor in = tokens.value();
   Tensor out;
   std::vector<Parameter> parameters{table};
@@ -26,8 +25,8 @@ Var embedding(const Var& tokens, const Parameter& table, const Parameter& positi
         const Tensor dout =
             call.output().tensor(in.device(), {in.numel(), table.shape()[1]}, table.data().dtype());
         ops::embedding_backward(s, detail::gradient_of(s, table, dout),
-                                detail::rows_from(detail::gradient_of(s, positions, dout), first_position), dout,
-                                in);
+                                detail::rows_from(detail::gradient_of(s, positions, dout), first_position),
+                                dout, in);
         return {Gradient()};
       },
       parameters);

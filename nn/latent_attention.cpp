@@ -42,7 +42,7 @@ Var latent_attention(const Var& q, const Var& kv, const Var& k_rope, const Tenso
                                       .cache = o.cache,
                                       .starts = o.starts,
                                       .lengths = o.lengths,
-                                  .context = o.context});
+                                      .context = o.context});
   if (h.value == h.width()) return seen;
   const std::vector<Var> parts =
       split_columns(view(seen, {rows * h.heads, h.width()}), {h.value, h.width() - h.value});

@@ -6,8 +6,8 @@
 #include <sherd/nn/attention.h>
 #include <sherd/nn/batch_norm.h>
 #include <sherd/nn/collectives.h>
-#include <sherd/nn/context_parallel.h>
 #include <sherd/nn/composites.h>
+#include <sherd/nn/context_parallel.h>
 #include <sherd/nn/convolution.h>
 #include <sherd/nn/dot_product_attention.h>
 #include <sherd/nn/dropout.h>

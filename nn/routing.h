@@ -15,9 +15,9 @@
 #include <vector>
 
 #include <sherd/comm/core/communicator.h>
+#include <sherd/nn/context_parallel.h>
 #include <sherd/nn/function.h>
 #include <sherd/nn/kernels/experts/experts.h>
-#include <sherd/nn/context_parallel.h>
 #include <sherd/nn/tensor_parallel.h>
 
 namespace sherd::nn {

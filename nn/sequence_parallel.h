@@ -20,8 +20,8 @@ namespace sherd::nn {
 /// forward and backward alike. Every rank calls them, with or without rows.
 struct SequenceRows {
   TensorParallel tp{};
-  int64_t count = 0;   // of all ranks together
-  bool split = false;  // of no effect in a group of one
+  int64_t count = 0;      // of all ranks together
+  bool split = false;     // of no effect in a group of one
   SequenceSlice slice{};  // `count` are the rows of this rank's slices
 
   bool splits() const { return split && tp.size() > 1; }

@@ -180,8 +180,7 @@ std::shared_ptr<detail::ScopeArguments> Tape::keep(const std::vector<Var*>& offl
   auto arguments = std::make_shared<detail::ScopeArguments>(offloaded);
   if (arguments->empty()) return nullptr;
   Device& device = arguments->device();
-  if (!copies_.out)
-    copies_ = {device.make_stream("activations out"), device.make_stream("activations in")};
+  if (!copies_.out) copies_ = {device.make_stream("activations out"), device.make_stream("activations in")};
   // The newest stay: backward begins with them. Those before are copied while the next scope computes.
   if (const auto leaving = leaving_.lock()) leaving->drop();
   if (const auto latest = latest_.lock()) latest->store(copies_);

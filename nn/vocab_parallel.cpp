@@ -93,13 +93,14 @@ Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const 
       [&](Stream& s) {
         const Tensor rows = table.data();
         const Tensor out = Tensor::empty(in.device(), {in.numel(), rows.size(1)}, rows.dtype(), kActivations);
-        ops::embedding_forward(s, out, in, rows, adds ? rows_from(positions.data(), first_position) : Tensor(),
-                               part);
+        ops::embedding_forward(s, out, in, rows,
+                               adds ? rows_from(positions.data(), first_position) : Tensor(), part);
         if (between.splits()) return cut.tp.own_rows_of_sum(s, out);
         cut.tp.comm->all_reduce(s, out.unowned_view());
         return out;
       },
-      [in, part, table, positions, first_position, between](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [in, part, table, positions, first_position, between](
+          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         Tensor dout =
             call.output().tensor(in.device(), {between.here(), table.shape()[1]}, table.data().dtype());
         if (between.splits()) dout = between.tp.all_rows(s, dout, between.count);

@@ -110,7 +110,8 @@ std::string describe(const std::string& dim, const Stray& s) {
         "is cut over it",
         dim, s.size, units);
   return fmt::format(
-      "mesh dimension '{}' of {} ranks is neither the shard dimension '{}', the context dimension '{}' nor the "
+      "mesh dimension '{}' of {} ranks is neither the shard dimension '{}', the context dimension '{}' nor "
+      "the "
       "replicate dimension '{}' of {}, and {} {} not cut over it",
       dim, s.size, s.shard_dim, s.context_dim, s.replicate_dim, units, listed(s.params),
       s.params.size() == 1 ? "is" : "are");
@@ -125,7 +126,8 @@ void check_gradient_ranks(const ParamGroup& g, const Wrap& root, std::vector<std
   wrong.push_back(fmt::format(
       "gradient_ranks of unit '{}' is 0, and '{}' is a piece over mesh dimension '{}': its gradients "
       "would be averaged over as many ranks as the root's, but the root's mesh '{}' has a dimension that "
-      "is neither its shard, context, replicate nor tensor dimension; set gradient_ranks to the number of ranks "
+      "is neither its shard, context, replicate nor tensor dimension; set gradient_ranks to the number of "
+      "ranks "
       "with batches of their own, or name that dimension as the root's tensor_dim if its ranks compute "
       "on the same data",
       g.unit(), piece->name(), piece->tensor_shard()->mesh_dim, root.mesh.describe()));

@@ -65,11 +65,11 @@ struct UnitContext {
   // Remedy in messages: how a user drops a recorded forward, set by the client that recorded the latest one.
   const char* how_to_drop = "";
   bool last_microbatch = true;
-  bool torn = false;            // an exception has ended an update of the weights
-  int substitutions = 0;        // scopes of other weights in the place of the trained ones
+  bool torn = false;               // an exception has ended an update of the weights
+  int substitutions = 0;           // scopes of other weights in the place of the trained ones
   int context_ranks = 1;           // that share sequences (FullyShardOptions::context_dim of the root)
   bool context_exchanged = false;  // an attention has exchanged heads over them
-  bool hold_gradients = false;  // nothing is reduced before the last microbatch
+  bool hold_gradients = false;     // nothing is reduced before the last microbatch
 
   PrefetchOrder order;
   UseLog log;

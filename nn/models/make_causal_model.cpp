@@ -158,10 +158,9 @@ void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problem
   const int context = o.context.size();
   if (context > 1 && m.heads % tp == 0 && divides(m.kv_heads, m.heads)) {
     const int64_t heads = m.heads / tp;
-    const int64_t keys =
-        m.kv_heads % tp == 0
-            ? m.kv_heads / tp
-            : std::ssize(detail::key_heads(o.tp.rank() * heads, heads, m.heads, m.kv_heads));
+    const int64_t keys = m.kv_heads % tp == 0
+                             ? m.kv_heads / tp
+                             : std::ssize(detail::key_heads(o.tp.rank() * heads, heads, m.heads, m.kv_heads));
     p.unless(heads % context == 0 && keys % context == 0,
              fmt::format("{} context-parallel ranks do not divide the {} heads and {} key heads of a rank",
                          context, heads, keys));

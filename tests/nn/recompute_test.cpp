@@ -1,6 +1,7 @@
 // Activations that are computed again: no bit and no collective of the shard group changes.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
 #include <stdexcept>
 
@@ -22,8 +23,9 @@ struct Scopes {
   bool same_collectives = true;
 };
 
-Var again(TapeBlock& block, const Var& x) {
-  return nn::recompute([&](const Var& in) { return block(in); }, x);
+Var again(TapeBlock& block, const Var& x, Place arguments = Place::device) {
+  return nn::recompute(
+      arguments, [&](const Var& in) { return block(in); }, x);
 }
 
 std::vector<Scopes> scopes() {
@@ -31,8 +33,12 @@ std::vector<Scopes> scopes() {
   const auto all = [](TapeNet& net) {
     for (auto& b : net.blocks) b->set_recompute(true);
   };
+  const auto all_from_the_host = [](TapeNet& net) {
+    for (auto& b : net.blocks) b->set_recompute(true, Place::host);
+  };
   return {
       {"inside of each block's call", chain, all},
+      {"inside of each block's call, arguments on the host", chain, all_from_the_host},
       {"around each block's call",
        [](TapeNet& net, Var x) {
          for (auto& b : net.blocks) x = again(*b, x);
@@ -149,12 +155,15 @@ TEST(Recompute, HoldsForEveryUsage) {
       };
       const Trained plain = train(3, {.strategy = strategy}, c.use, c.step, change);
       const auto check = [&](const TapeNet::Use& use, bool inside) {
-        const Trained t = train(3, {.strategy = strategy}, use, c.step, [&](TapeNet& net) {
-          change(net);
-          for (auto& b : net.blocks) b->set_recompute(inside);
-        });
-        EXPECT_EQ(t.weights, plain.weights) << (inside ? "inside" : "around");
-        for (auto& [name, count] : plain.counts) EXPECT_EQ(t.counts.at(name).calls, count.calls) << name;
+        for (const Place arguments : {Place::device, Place::host}) {
+          if (!inside && arguments == Place::host) continue;
+          const Trained t = train(3, {.strategy = strategy}, use, c.step, [&](TapeNet& net) {
+            change(net);
+            for (auto& b : net.blocks) b->set_recompute(inside, arguments);
+          });
+          EXPECT_EQ(t.weights, plain.weights) << (inside ? "inside" : "around");
+          for (auto& [name, count] : plain.counts) EXPECT_EQ(t.counts.at(name).calls, count.calls) << name;
+        }
       };
       check(c.use, true);
       check(c.scoped, false);
@@ -185,6 +194,72 @@ TEST(Recompute, KeepsTheArgumentsAlone) {
     const int64_t value = Allocator::rounded(kRows * kWidth * 4);
     EXPECT_LE(held(true), 4 * value + Allocator::rounded(kRows * 4 * 4) + value);
     EXPECT_GE(held(false), 3 * 4 * value);
+  });
+}
+
+// Scopes of several values, one of which two scopes share, and which the loss uses, too.
+Var chained(RankContext& rank, const Var& shared, Var x, int scopes, Place arguments) {
+  const Var constant(rows(rank, 2));
+  for (int i = 0; i < scopes; ++i)
+    x = nn::recompute(
+        arguments, [](const Var& a, const std::vector<Var>& b) { return nn::gelu(a + 0.5f * (b[0] * b[1])); },
+        x, std::vector<Var>{shared, constant});
+  return loss_of(x + shared, 0);
+}
+
+TEST(Recompute, ArgumentsOnTheHostKeepBitsAndBoundTheDevicesMemory) {
+  const auto folder = std::filesystem::temp_directory_path();
+  LaunchOptions options;
+  options.device.offload_folder = folder.string();
+  sherd::launch(1, options, [](RankContext& rank) {
+    Device& device = *rank.device;
+    const auto run = [&](int scopes, Place arguments) {
+      Tape tape;
+      const Var shared = tape.leaf(rows(rank, 1)), first = tape.leaf(rows(rank, 3));
+      device.compute().synchronize();
+      device.allocator().reset_peak();
+      const int64_t waits = device.host_syncs();
+      tape.backward(chained(rank, shared, first, scopes, arguments));
+      EXPECT_EQ(device.host_syncs(), waits) << "no wait of the host";
+      const int64_t peak = device.allocator().peak_bytes();
+      std::vector<std::vector<float>> gradients;
+      for (const Var& leaf : {shared, first})
+        gradients.push_back(ops::to_floats(device.compute(), tape.gradient(leaf)));
+      return std::pair(gradients, peak);
+    };
+    const int64_t value = Allocator::rounded(kRows * kWidth * 4);
+    std::map<int, int64_t> peaks;
+    for (const int scopes : {1, 2, 3, 4, 8, 16}) {
+      const auto [plain, more] = run(scopes, Place::device);
+      const auto [offloaded, peak] = run(scopes, Place::host);
+      EXPECT_EQ(plain, offloaded) << scopes;
+      EXPECT_EQ(more, run(scopes, Place::device).second);
+      peaks[scopes] = peak;
+      if (scopes >= 8) {
+        EXPECT_LE(peak, more - (scopes - 6) * value) << scopes;
+      }
+    }
+    EXPECT_EQ(peaks[8], peaks[4]);
+    EXPECT_EQ(peaks[16], peaks[4]);
+    EXPECT_EQ(device.host_tier().live_bytes(), 0);
+    // Dropped between forward and backward, and by an exception of a later run.
+    {
+      Tape tape;
+      (void)chained(rank, tape.leaf(rows(rank, 1)), tape.leaf(rows(rank, 3)), 8, Place::host);
+      tape.clear();
+      const Var x = tape.leaf(rows(rank, 1));
+      Var y = x;
+      for (int i = 0; i < 6; ++i)
+        y = nn::recompute(
+            Place::host,
+            [i](const Var& in) {
+              if (i == 2 && in.tape()->recomputing()) throw std::runtime_error("a run that fails");
+              return nn::gelu(in);
+            },
+            y);
+      EXPECT_THROW(tape.backward(loss_of(y, 0)), std::runtime_error);
+    }
+    EXPECT_EQ(device.host_tier().live_bytes(), 0);
   });
 }
 

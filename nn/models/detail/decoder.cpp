@@ -209,10 +209,11 @@ Var Decoder::hidden(const Var& tokens, float balance_scale, const Documents& doc
   if (documents.starts.defined() && positions_.defined())
     throw NotSupported("causal model: learned positions do not restart for each document in a row");
   if (!caches.empty() && slices_.size() > 1)
-    throw NotSupported(fmt::format(
-        "causal model: {} ranks share its sequences, and caches keep whole ones; generate with a model without "
-        "CausalModelOptions::context",
-        slices_.size()));
+    throw NotSupported(
+        fmt::format("causal model: {} ranks share its sequences, and caches keep whole ones; generate with a "
+                    "model without "
+                    "CausalModelOptions::context",
+                    slices_.size()));
   const std::vector<int64_t> first = first_positions(tokens.value(), caches);
   const SequenceRows rows = rows_of(tokens.value(), !caches.empty());
   Var x = embedded(sliced(tokens), first, rows);

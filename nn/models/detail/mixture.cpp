@@ -98,14 +98,13 @@ Routes Mixture::routes(const Var& logits, const SequenceRows& between, const Lay
                                     .ranks = tp.comm,
                                     .slice = between.slice});
   }
-  const LoadBalancing balancing{
-      .weight = static_cast<float>(m.balance),
-      .scale = balance.scale,
-      .ranks = counted_ranks(parallel_.all, router_),
-      .loads = balance.loads,
-      .layer = balance.layer,
-      .rows = {first_row, std::max<int64_t>(1, between.count / balance.sequences), balance.lengths,
-               between.slice.first()}};
+  const LoadBalancing balancing{.weight = static_cast<float>(m.balance),
+                                .scale = balance.scale,
+                                .ranks = counted_ranks(parallel_.all, router_),
+                                .loads = balance.loads,
+                                .layer = balance.layer,
+                                .rows = {first_row, std::max<int64_t>(1, between.count / balance.sequences),
+                                         balance.lengths, between.slice.first()}};
   return route_top_k(logits, m.top_k, balancing, m.normalise);
 }
 

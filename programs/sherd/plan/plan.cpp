@@ -99,7 +99,8 @@ int64_t kept_activations(const train_gpt::TrainConfig& stage, const RankForecast
   if (stage.recompute == train_gpt::Recompute::none) return rank.by_class.at("activation");
   const int64_t rows = rows_of(stage) / (stage.sequence_parallel ? stage.tp : 1);
   // nn::recompute(): at most three on the device.
-  const int64_t inputs = stage.recompute == train_gpt::Recompute::offload ? std::min<int64_t>(3, stage.layers) : stage.layers;
+  const int64_t inputs =
+      stage.recompute == train_gpt::Recompute::offload ? std::min<int64_t>(3, stage.layers) : stage.layers;
   return inputs * rows * stage.dim * size_of(stage.precision);
 }
 

@@ -23,8 +23,8 @@ namespace io = google::protobuf::io;
 
 const std::set<std::string, std::less<>> kSwitches = {"overwrite"};
 const std::set<std::string, std::less<>> kRead = {
-    "save",     "resume", "resume_parts", "init_weights",    "metrics", "ranks", "batch",    "grad_accum",
-    "replicas", "tp",     "ep",           "expert_parallel", "context", "config",  "comm",  "bootstrap"};
+    "save",     "resume", "resume_parts", "init_weights",    "metrics", "ranks",  "batch", "grad_accum",
+    "replicas", "tp",     "ep",           "expert_parallel", "context", "config", "comm",  "bootstrap"};
 
 /// "resume_parts" of "--resume-parts" and "--resume-parts=all"; empty for words that are not flags.
 std::string name_of_flag(std::string_view word) {

@@ -50,9 +50,10 @@ void check_ranks(const TrainConfig& c, const RuleCheck& rules) {
   if (rules.good("context", "seq") && c.context > c.seq)
     rules.refuse("context", "sequences of --seq {} have fewer tokens than ranks", c.seq);
   if (rules.good("context", "sample") && c.context > 1 && c.sample_bytes() > 0)
-    rules.refuse("context",
-                 "text is generated from whole sequences; leave --sample out, and generate from the checkpoint in a "
-                 "run without --context");
+    rules.refuse(
+        "context",
+        "text is generated from whole sequences; leave --sample out, and generate from the checkpoint in a "
+        "run without --context");
   // One of a checkpoint waits for a run that has buckets again.
   if (rules.good("bucket_size", "strategy", "layout") && rules.given().by_anyone("bucket_size") &&
       c.bucket_size != TrainConfig().bucket_size && !has_buckets(c))
@@ -66,8 +67,7 @@ void check_ranks(const TrainConfig& c, const RuleCheck& rules) {
         "batch",
         "must be a multiple of --ranks {}{} x --grad-accum {} = {}, so that every rank takes an equal share "
         "of each microbatch; e.g. {}",
-        c.ranks, with("/"), c.grad_accum, shares,
-        (c.batch / shares + 1) * shares);
+        c.ranks, with("/"), c.grad_accum, shares, (c.batch / shares + 1) * shares);
 }
 
 void check_byte_model(const TrainConfig& c, const RuleCheck& rules) {

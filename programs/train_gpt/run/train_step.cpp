@@ -110,7 +110,8 @@ PendingStep Trainer::issue_step() {
   p.learned = step_rows.learned;
   const auto mean_over = [&](int64_t rows) {
     return rows == config_.batch * config_.seq
-               ? static_cast<float>(config_.context) / static_cast<float>(micro * config_.seq * config_.grad_accum)
+               ? static_cast<float>(config_.context) /
+                     static_cast<float>(micro * config_.seq * config_.grad_accum)
                : static_cast<float>(config_.data_ranks() * config_.context) / static_cast<float>(rows);
   };
   const nn::ObjectiveScale scale(mean_over(step_rows.learned), mean_over(step_rows.places));
