@@ -7,7 +7,6 @@
 
 #include <sherd/train/report/timeline.h>
 
-#include "context_exchange.h"
 #include "train_gpt/model/trained_work.h"
 #include "train_gpt/settings/optimizer_config.h"
 
@@ -51,14 +50,7 @@ train_gpt::TrainConfig stage_of(const PlanRequest& r) {
   return c;
 }
 
-int64_t rows_of(const train_gpt::TrainConfig& c) { return c.batch / (c.data_ranks() * c.grad_accum) * c.seq; }
-
-ContextPlan context_of(const PlanRequest& r) {
-  return {.ranks = r.context,
-          .part = r.config.seq,
-          .kv_bytes = rows_of(r.config) * r.kv_width * size_of(r.config.precision),
-          .ranks_per_host = r.hardware.ranks_per_host};
-}
+int64_t rows_of(const train_gpt::TrainConfig& c) { return c.microbatch() * c.seq / c.context; }
 
 /// Takes the figures of the whole model: a forecast has those of a stage.
 void take_model(Plan& plan, const PlanRequest& r, const Forecast& first) {
@@ -75,7 +67,7 @@ void take_model(Plan& plan, const PlanRequest& r, const Forecast& first) {
   }
   plan.parameters = count.all;
   plan.active_parameters = count.active;
-  plan.flops_per_token = training_flops(work, r.tokens_of_sequence());
+  plan.flops_per_token = training_flops(work, r.config.seq);
 }
 
 /// Further ranks, once the first one's plan is known.
@@ -125,7 +117,6 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
   const train_gpt::TrainConfig stage = stage_of(r);
   Plan plan;
   const auto take = [&](Forecast f) {
-    add_context(f.rank, context_of(r));
     StepTime time = play(f.rank.record, r.hardware);
     add_pipeline(r, f.rank, time);
     if (time.total > plan.time.total) plan.time = time;
@@ -152,8 +143,7 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
 }
 
 std::string predicted_trace(const PlanRequest& r) {
-  Forecast f = train_gpt::forecast(stage_of(r), 0, options_of(r));
-  add_context(f.rank, context_of(r));
+  const Forecast f = train_gpt::forecast(stage_of(r), 0, options_of(r));
   Timeline timeline{.title = "predicted step", .marks = {{"step", 0}}};
   (void)play(f.rank.record, r.hardware, &timeline.records);
   return chrome_trace(timeline);

@@ -17,18 +17,12 @@
 namespace sherd::tools {
 
 struct PlanRequest {
-  /// Configuration of the run. With a pipeline: ranks are a stage's, the model is that of all stages. With context
-  /// parallelism: each rank's part of a sequence is a sequence.
+  /// Configuration of the run. With a pipeline: ranks are a stage's, the model is that of all stages.
   train_gpt::TrainConfig config;
   HardwareProfile hardware;
   std::shared_ptr<const ListedModel> listed = {};  // of which a list of parameters is known alone
   int pipeline = 1;
-  int context = 1;       // ranks that share a sequence
-  int64_t kv_width = 0;  // elements of a token's keys and values in a block; for context parallelism
   std::vector<std::string> notes = {};  // what the plan assumes, a line each
-
-  int64_t tokens_of_sequence() const { return config.seq * context; }
-  int64_t sequences() const { return config.batch / context; }
 };
 
 struct Plan {

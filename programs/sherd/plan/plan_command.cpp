@@ -31,11 +31,13 @@ void write_text(const std::string& path, const std::string& text) {
 
 constexpr const char* kPlanHelp =
     R"(All flags of a run are those of train_gpt (train_gpt --help-all), such as --model, --strategy, --layout, --optimizer,
---muon-mode, --precision, --batch, --seq, --grad-accum, --recompute, --replicas, --tp and --expert-parallel; further names:
+--muon-mode, --precision, --batch, --seq, --grad-accum, --recompute, --replicas, --tp, --context and --expert-parallel;
+further names:
 )";
 
 constexpr const char* kPlanExamples =
-    R"(Unless they are given: one sequence per rank and microbatch, sequences of presets of up to 4096 tokens, and bf16 on GPUs.
+    R"(Unless they are given: one sequence per data rank and microbatch, sequences of presets of up to 4096 tokens, and bf16 on
+GPUs.
 Nothing is allocated, and no other rank is needed: the training step of a rank runs on a device that counts and computes
 nothing.
 
@@ -58,11 +60,6 @@ CLI::App* PlanCommand::add_to(CLI::App& app) {
       ->type_name("N")
       ->capture_default_str()
       ->check(whole_number(1, 1024));
-  sub->add_option("--context", flags.context,
-                  "ranks that share a sequence, planned only; divides --world and --seq")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(whole_number(1, 65536));
   sub->add_option("--params", flags.params,
                   "model as a list of parameters: a JSON file as sherd layout takes it, or a safetensors "
                   "file or folder, whose headers are read")

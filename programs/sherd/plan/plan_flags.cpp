@@ -104,37 +104,11 @@ std::string sequence_of(const std::string& model) {
   return std::to_string(known ? std::min(kSequence, nn::preset(model).positions) : kSequence);
 }
 
-/// Each rank's part of a sequence becomes a sequence, so that the run's data ranks are all of them.
-void split_sequences(PlanRequest& r, RunFlags& run, int64_t context) {
-  if (context == 1) return;
-  const int64_t seq = run.number("--seq", train_gpt::TrainConfig().seq), world = run.number("--ranks", 1);
-  const int64_t data_ranks = world / run.number("--tp", 1);
-  if (data_ranks % context != 0 || seq % context != 0)
-    throw InvalidArgument(fmt::format(
-        "--context {}: must divide {} ranks with data and the {} tokens of --seq", context, data_ranks, seq));
-  const int64_t batch = run.number("--batch", 1);
-  for (const char* const flag : {"--seq", "--batch"}) run.take(flag);
-  run.set("--seq", std::to_string(seq / context));
-  run.set("--batch", std::to_string(batch * context));
-  r.context = static_cast<int>(context);
-  r.notes.push_back(
-      fmt::format("context parallelism is planned only: {} ranks share a sequence and exchange keys and "
-                  "values while attention computes",
-                  context));
-}
-
 /// Sets the batch to one sequence for each data rank and microbatch, unless it is given.
-void set_batch(RunFlags& run, int64_t data_ranks, int64_t context) {
-  const int64_t rows = std::max<int64_t>(1, data_ranks) * run.number("--grad-accum", 1);
-  run.set_unless_given("--batch", std::to_string(std::max<int64_t>(1, rows / context)));
-}
-
-/// Returns the width of keys and values of one block on a rank.
-int64_t kv_width(const train_gpt::TrainConfig& c) {
-  if (c.model.empty()) return 2 * c.dim / c.tp;
-  const nn::ModelDescription d = train_gpt::model_source(c).config.description;
-  const int64_t value = d.latent.kv_rank > 0 ? d.latent.value : d.head_dim;
-  return d.kv_heads * (d.head_dim + value) / c.tp;
+void set_batch(RunFlags& run) {
+  const int64_t data_ranks = run.number("--ranks", 1) / run.number("--tp", 1) / run.number("--context", 1);
+  run.set_unless_given("--batch",
+                       std::to_string(std::max<int64_t>(1, data_ranks) * run.number("--grad-accum", 1)));
 }
 
 /// Sets the ranks of one stage, and returns what the plan of stages assumes.
@@ -174,32 +148,22 @@ void take_model(PlanRequest& r, const std::optional<std::string>& model, RunFlag
     run.add("--from-scratch");
     run.set_unless_given("--tokens", "planned");  // no data is read
   }
-  set_batch(run, run.number("--ranks", 1) / run.number("--tp", 1), flags.context);
-  split_sequences(r, run, flags.context);
+  set_batch(run);
   try {
     r.config = run.parse();
   } catch (const InvalidArgument& e) {
     if (r.pipeline == 1) throw;
     throw InvalidArgument(fmt::format("{} (--ranks: of one of {} stages)", e.what(), r.pipeline));
   }
-  r.kv_width = kv_width(r.config);
   if (r.pipeline > 1) check_stage(r);
-  if (!model || flags.context == 1) return;
-  const int64_t positions = train_gpt::model_source(r.config).config.description.positions;
-  if (r.tokens_of_sequence() > positions)
-    throw InvalidArgument(
-        fmt::format("--seq {}: the model has {} positions; plan a config.json that has more",
-                    r.tokens_of_sequence(), positions));
 }
 
 /// A model of which the parameters alone are known, in place of the byte model.
 void take_listed(PlanRequest& r, RunFlags& run, const PlanFlags& flags) {
   if (run.has("--model")) throw InvalidArgument("--params and --model (--preset): give one of them");
-  if (flags.context > 1)
-    throw InvalidArgument("--context: a list of parameters does not describe attention; leave it out");
   if (flags.pipeline > 1)
     throw InvalidArgument("--pipeline: a list of parameters does not describe stages; leave it out");
-  for (const char* const flag : {"--tp", "--experts", "--expert-parallel"})
+  for (const char* const flag : {"--tp", "--context", "--experts", "--expert-parallel"})
     if (run.has(flag))
       throw InvalidArgument(fmt::format("{}: a model of --params is planned without; leave it out", flag));
   const int64_t top_k = number_above_zero(run.take("--expert-top-k"), "--expert-top-k");
@@ -209,7 +173,7 @@ void take_listed(PlanRequest& r, RunFlags& run, const PlanFlags& flags) {
   if (muon) run.set_unless_given("--optimizer", "muon");
   const std::string optimizer = run.value("--optimizer").value_or("adamw");
   if (optimizer != "adamw") run.set_unless_given("--route", listed_routes(*listed, optimizer));
-  set_batch(run, run.number("--ranks", 1), 1);
+  set_batch(run);
   r.config = run.parse();
   r.listed = listed;
   r.notes.push_back(

@@ -13,7 +13,6 @@ struct PlanFlags {
   std::string hardware = "h100";
   std::string params = {};  // file or folder of read_listed()
   int64_t pipeline = 1;
-  int64_t context = 1;
   /// Flags of the run, as train_gpt spells them, or by the names of kAliases.
   std::vector<std::string> run;
 };
@@ -21,7 +20,7 @@ struct PlanFlags {
 /// Lines for --help: the names that the command has for flags of train_gpt.
 std::string aliases_help();
 
-/// Reads the flags. Unless they are given: every rank has one sequence in each microbatch, sequences of presets have
+/// Reads the flags. Unless they are given: every data rank has one sequence in each microbatch, sequences of presets have
 /// 4096 tokens where the model has as many positions, and on GPUs --precision is bf16.
 /// @throws InvalidArgument naming all unusable flags and values, each with its remedy; IoError.
 [[nodiscard]] PlanRequest parse_plan(const PlanFlags& flags);

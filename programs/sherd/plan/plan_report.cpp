@@ -21,11 +21,11 @@ std::string heading(const PlanRequest& r, const Plan& p) {
       name_of(c.strategy),
       c.replicas > 1 ? fmt::format(", {} replicas, outer {}", c.replicas, name_of(c.outer)) : "",
       (r.pipeline > 1 ? fmt::format(", {} stages", r.pipeline) : "") +
-          (r.context > 1 ? fmt::format(", sequences on {} ranks", r.context) : ""),
+          (c.context > 1 ? fmt::format(", sequences on {} ranks", c.context) : ""),
       word_of(c.layout), train_gpt::word_of(c.precision), word_of(c.optimizer),
       c.optimizer == train_gpt::OptimizerWord::muon ? name_of(c.muon_mode) : "");
-  return text + fmt::format("{} sequences of {} tokens per step, {} microbatch{}\n\n", r.sequences(),
-                            r.tokens_of_sequence(), c.grad_accum, c.grad_accum == 1 ? "" : "es");
+  return text + fmt::format("{} sequences of {} tokens per step, {} microbatch{}\n\n", c.batch, c.seq,
+                            c.grad_accum, c.grad_accum == 1 ? "" : "es");
 }
 
 std::string memory_table(const PlanRequest& r, const Plan& p) {

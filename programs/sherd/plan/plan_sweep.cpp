@@ -84,8 +84,8 @@ Sweep parse_sweep(const std::string& text) {
 
 std::vector<SweepPoint> sweep_plans(const PlanRequest& base, const Sweep& sweep) {
   std::vector<SweepPoint> points;
-  const int64_t divisor =
-      base.pipeline * base.context * base.config.tp * base.config.replicas * base.config.expert_parallel;
+  const int64_t divisor = base.pipeline * base.config.context * base.config.tp * base.config.replicas *
+                          base.config.expert_parallel;
   for (int64_t world = sweep.first; world <= sweep.last; world *= 2) {
     if (world % divisor != 0)
       throw InvalidArgument(fmt::format(

@@ -13,29 +13,43 @@
 namespace sherd::test {
 namespace {
 
-using Calls = std::map<std::string, int64_t>;
+struct Count {
+  int64_t calls = 0, bytes = 0;
+};
+using Counts = std::map<std::string, Count>;
 
-// Counts the calls of a step without an evaluation before it.
-Calls counted(const Flags& flags) {
+// Counts the collectives of a step without an evaluation before it.
+Counts counted(const Flags& flags) {
   const auto data = scratch("text"), metrics = scratch("metrics");
   write_file(data, golden_text());
   const Finished f = run_train_gpt(
       flags + Flags{"--data", data.string(), "--metrics", metrics.string(), "--steps", "3", "--quiet"});
   EXPECT_EQ(f.exit_code, 0) << f.err;
-  Calls calls;
-  for (const auto& [name, count] : read_steps(metrics).at(1).at("comm").items())
-    calls[name] = count.at("calls");
-  return calls;
+  Counts counts;
+  const nlohmann::json step = read_steps(metrics).at(1);
+  for (const auto& [name, count] : step.at("comm").items())
+    counts[name] = {count.at("calls"), count.at("bytes")};
+  return counts;
 }
 
-Calls planned(const Flags& flags) {
+Counts planned(const Flags& flags) {
   const auto out = scratch("plan");
   const std::string command =
       fmt::format("{} plan --hardware cpu --json {} >{}", SHERD_TOOL, fmt::join(flags, " "), out.string());
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
-  Calls calls;
-  for (const auto& c : nlohmann::json::parse(read_file(out)).at("collectives"))
-    calls[c.at("name")] += c.at("calls").get<int64_t>();  // by link
+  Counts counts;
+  const auto plan = nlohmann::json::parse(read_file(out));
+  for (const auto& c : plan.at("collectives")) {  // by link
+    Count& count = counts[c.at("name")];
+    count.calls += c.at("calls").get<int64_t>();
+    count.bytes += c.at("bytes").get<int64_t>();
+  }
+  return counts;
+}
+
+std::map<std::string, int64_t> calls_of(const Counts& counts) {
+  std::map<std::string, int64_t> calls;
+  for (const auto& [name, c] : counts) calls[name] = c.calls;
   return calls;
 }
 
@@ -53,7 +67,22 @@ TEST(PlanRun, CollectivesAreThoseOfTheMetrics) {
         muon + Flags{"--ranks", "4", "--tp", "2"}, Flags{"--ranks", "8", "--tp", "2", "--replicas", "2"},
         muon + Flags{"--ranks", "4", "--experts", "4"},
         Flags{"--ranks", "4", "--experts", "4", "--expert-parallel", "2", "--moe-aux", "0.01"}})
-    EXPECT_EQ(planned(model + extra), counted(model + extra)) << show(extra);
+    EXPECT_EQ(calls_of(planned(model + extra)), calls_of(counted(model + extra))) << show(extra);
+}
+
+// Without Muon, all_to_all_v exchanges heads alone, and equal slices are of equal bytes on all ranks.
+TEST(PlanRun, ExchangesOfHeadsAreThoseOfTheMetrics) {
+  const Flags model = {"--dim", "32", "--layers", "2", "--heads", "4", "--seq", "16", "--batch", "8"};
+  for (const Flags& extra :
+       {Flags{"--ranks", "4", "--context", "2"},
+        Flags{"--ranks", "4", "--context", "4", "--strategy", "zero1"},
+        Flags{"--ranks", "8", "--context", "2", "--tp", "2", "--replicas", "2", "--recompute", "blocks"},
+        Flags{"--ranks", "4", "--context", "2", "--experts", "4", "--grad-accum", "2"}}) {
+    const Counts plan = planned(model + extra), run = counted(model + extra);
+    EXPECT_EQ(calls_of(plan), calls_of(run)) << show(extra);
+    EXPECT_GT(plan.at("all_to_all_v").bytes, 0) << show(extra);
+    EXPECT_EQ(plan.at("all_to_all_v").bytes, run.at("all_to_all_v").bytes) << show(extra);
+  }
 }
 
 }  // namespace

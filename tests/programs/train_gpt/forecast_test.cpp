@@ -90,6 +90,13 @@ constexpr const char* kDeepseek = R"({"model_type": "deepseek_v3", "vocab_size":
   "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
   "q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
   "num_nextn_predict_layers": 1, "max_position_embeddings": 64})";
+constexpr const char* kGpt2 = R"({"model_type": "gpt2", "vocab_size": 128, "n_embd": 64, "n_layer": 2,
+  "n_head": 4, "n_positions": 64})";
+/// Windows, sinks, and experts in all blocks.
+constexpr const char* kGptOss = R"({"model_type": "gpt_oss", "vocab_size": 128, "hidden_size": 64,
+  "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
+  "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "attention_bias": true,
+  "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 64})";
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -243,7 +250,79 @@ std::vector<Case> cases() {
       {"deepseek_v3_zero3_soap_2", with_model({"--ranks", "2", "--optimizer", "soap"}), false, kDeepseek},
       {"deepseek_v3_tp_2_soap_4", with_model({"--ranks", "4", "--tp", "2", "--optimizer", "soap"}), false,
        kDeepseek},
+      {"context_2_zero3_muon_4", with({"--ranks", "4", "--context", "2", "--optimizer", "muon"})},
+      {"context_4_zero2_accumulation_4",
+       with({"--ranks", "4", "--context", "4", "--strategy", "zero2", "--grad-accum", "2"})},
+      {"context_4_zero0_4", with({"--ranks", "4", "--context", "4", "--strategy", "zero0"})},
+      {"context_3_uneven_bf16_recompute_6",
+       with({"--ranks", "6", "--context", "3", "--seq", "50", "--dim", "96", "--heads", "6", "--precision",
+             "bf16", "--recompute", "blocks"})},
+      {"context_2_tp_2_hsdp_8", with({"--ranks", "8", "--context", "2", "--tp", "2", "--replicas", "2"})},
+      {"context_2_prefetch_4",
+       with({"--ranks", "4", "--context", "2", "--reshard-after-forward", "false", "--prefetch", "2"})},
+      {"context_2_experts_muon_4",
+       with({"--ranks", "4", "--context", "2", "--experts", "4", "--optimizer", "muon"})},
+      {"context_2_expert_parallel_4",
+       with({"--ranks", "4", "--context", "2", "--experts", "4", "--expert-parallel", "4"}), true},
+      {"context_2_expert_parallel_2_tp_2_hsdp_8",
+       with({"--ranks", "8", "--context", "2", "--tp", "2", "--replicas", "2", "--experts", "4",
+             "--expert-parallel", "2", "--recompute", "blocks"}),
+       true},
+      {"llama_context_2_muon_4", with_model({"--ranks", "4", "--context", "2", "--optimizer", "muon"}), false,
+       kLlama},
+      {"qwen2_context_3_uneven_clip_6",
+       with_model({"--ranks", "6", "--context", "3", "--optimizer", "muon", "--qk-clip", "1"}), false,
+       kQwen2},
+      {"gpt2_context_4_4", with_model({"--ranks", "4", "--context", "4"}), false, kGpt2},
+      {"gpt_oss_context_2_tp_2_sequence_parallel_8",
+       with_model({"--ranks", "8", "--context", "2", "--tp", "2", "--sequence-parallel", "true"}), false,
+       kGptOss},
+      {"deepseek_v3_multi_token_context_2_muon_4",
+       with_model({"--ranks", "4", "--context", "2", "--optimizer", "muon", "--mtp-weight", "0.3"}), false,
+       kDeepseek},
+      {"deepseek_v3_multi_token_context_2_tp_2_sequence_parallel_recompute_4",
+       with_model({"--ranks", "4", "--context", "2", "--tp", "2", "--sequence-parallel", "true",
+                   "--recompute", "blocks", "--mtp-weight", "0.3"}),
+       false, kDeepseek},
   };
+}
+
+/// 8 sequences of a llama on 4 ranks.
+Forecast of_llama(const TemporaryFolder& model, int context, std::vector<std::string> flags = {}) {
+  model.write("config.json", kLlama);
+  flags.insert(flags.end(), {"--model", model.path(), "--from-scratch", "--tokens", "zeros", "--ranks", "4",
+                             "--seq", "32", "--batch", "8", "--context", std::to_string(context)});
+  return forecast(parse(flags), 0, {.device = {one_thread().device}});
+}
+
+// nn/context_parallel.h has the formula. 4 heads and 2 key heads of 16 columns, 3 blocks.
+TEST(Forecast, ContextExchangesHeadsInEveryAttention) {
+  const TemporaryFolder folder;
+  constexpr int64_t kRows = 8 * 32 / 4, kColumns = (2 * 4 + 2 * 2) * 16, kLayers = 3;
+  const auto exchanges = [&](int context, const std::vector<std::string>& more = {}) {
+    return pairs_of(of_llama(folder, context, more).comm)["all_to_all_v"];
+  };
+  EXPECT_EQ(exchanges(1).first, 0);
+  const int64_t forward = kLayers * kRows / 2 * kColumns;
+  EXPECT_EQ(exchanges(2), std::pair(4 * kLayers, 2 * forward * 4));
+  EXPECT_EQ(exchanges(2, {"--precision", "bf16"}), std::pair(4 * kLayers, 2 * forward * 2));
+  EXPECT_EQ(exchanges(2, {"--recompute", "blocks"}), std::pair(6 * kLayers, 3 * forward * 4));
+}
+
+double attention_flops(const Forecast& f) {
+  double sum = 0;
+  for (const sherd::DryEntry& e : f.rank.record.entries)
+    if (e.what.kind == sherd::WorkKind::attention || e.what.kind == sherd::WorkKind::attention_backward)
+      sum += static_cast<double>(e.work.times) * e.work.flops;
+  return sum;
+}
+
+TEST(Forecast, ContextSplitsTheWorkOfAttentionEvenly) {
+  const TemporaryFolder folder;
+  const Forecast whole = of_llama(folder, 1), split = of_llama(folder, 2);
+  EXPECT_GT(attention_flops(whole), 0);
+  EXPECT_EQ(attention_flops(split), attention_flops(whole));
+  EXPECT_EQ(training_flops(split.work, 32), training_flops(whole.work, 32)) << "of a token";
 }
 
 TEST(Forecast, HasTheCopyOfAnAsynchronousSave) {
