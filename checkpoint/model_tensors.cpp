@@ -173,6 +173,8 @@ std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root,
   std::vector<LocalTensor> all = Collector(root, optimizers).collect();
   const bool rounds = std::any_of(all.begin(), all.end(), [](const LocalTensor& t) {
     return t.dtype == DType::bf16 && t.counts_not_finite;  // no buffer
+  }) || std::ranges::any_of(runtime_of(root).plan().groups(), [](const GroupPlan* g) {
+    return g->grad_dtype != DType::f32;
   });
   if (!all.empty())
     all.front().before_save = [&root, optimizers, rounds](TrainingState& training) {

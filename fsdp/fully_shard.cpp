@@ -39,6 +39,8 @@ void check(ModuleBase& root, const RootOptions& root_options) {
           who, name_of(o.master)));
     if (o.reduce_dtype != DType::f32 && o.reduce_dtype != DType::bf16)
       wrong.push_back(fmt::format("{}: reduce dtype {} (use f32 or bf16)", who, name_of(o.reduce_dtype)));
+    if (o.grad_dtype != DType::f32 && o.grad_dtype != DType::bf16)
+      wrong.push_back(fmt::format("{}: grad_dtype {} (use f32 or bf16)", who, name_of(o.grad_dtype)));
     if (o.output_dtype && *o.output_dtype != DType::f32 && *o.output_dtype != DType::bf16)
       wrong.push_back(fmt::format("{}: output dtype {} (use f32 or bf16)", who, name_of(*o.output_dtype)));
   };

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include <sherd/fsdp/detail/initial_values.h>
+#include <sherd/fsdp/noise_runs.h>
+#include <sherd/kernels/muon/muon.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 
@@ -113,7 +115,8 @@ uint64_t ParamGroup::digest_of_options(const FullyShardOptions& o) const {
        {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
         static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(plan().dtype),
         static_cast<uint64_t>(plan().master), static_cast<uint64_t>(plan().master_place),
-        static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.cast_inputs),
+        static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(plan().grad_dtype),
+        static_cast<uint64_t>(o.cast_inputs),
         o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0,
         static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(plan().axes.divisor),
         static_cast<uint64_t>(trainable_), static_cast<uint64_t>(replicated())})
@@ -223,7 +226,7 @@ void ParamGroup::open_grad(const Tensor& slot) {
 
 // Called before a reduction: it reads the full buffer, whose unwritten ranges have undefined content.
 void ParamGroup::settle_grad(Stream& stream, bool last) {
-  if (!trains_ || reduce_target(last).is_partial()) return;
+  if (!trains_ || (reduce_target(last).is_partial() && !rounds_gradients())) return;
   // Walks the written ranges and fills the gaps between them, including padding, in as few fills as possible.
   int64_t end = 0;  // of the last range that was written
   const auto zero_until = [&](int64_t begin) {
@@ -243,6 +246,7 @@ void ParamGroup::settle_grad(Stream& stream, bool last) {
 // takes part; its sums add up in grad_part_.
 void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
   if (!trains_) return;
+  if (rounds_gradients()) return reduce_rounded(stream, last, staging);
   const Placement target = reduce_target(last);
   if (!target.is_partial()) {
     // Partial targets stay unreduced on this rank; others are summed over the shard group.
@@ -261,10 +265,68 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
   if (ranks_ > 1) ops::scale(stream, cell, 1.0f / static_cast<float>(ranks_));
 }
 
+// What is kept is rounded. A microbatch is added to it, and the last sum is computed in f32 in the slot, or in
+// staging, and rounded at its end.
+void ParamGroup::reduce_rounded(Stream& stream, bool last, const Staging& staging) {
+  const Placement target = reduce_target(last);
+  const bool fresh = std::exchange(part_fresh_, false), whole = grad_full_.defined();
+  const int microbatch = microbatches_++;
+  const auto add = [&](const Tensor& kept, const Tensor& values, Kept range) {
+    if (fresh || last) ops::fill(stream, kept, 0);
+    std::vector<UpdateSegment> segments;
+    for_kept(range, [&](const Parameter& p, ParamRange elements, int64_t at) {
+      for (const NoiseRun& run : noise_runs(p, elements, staging.zero)) {
+        segments.push_back({.weight = kept.data<bf16>() + at + run.begin,
+                            .count = run.count,
+                            .at = at + run.begin,
+                            .noise = run.noise});
+        segments.back().alpha = 1;
+        segments.back().noise.key =
+            hash64(run.noise.key, fmt::format("gradient {} {}", updates_, microbatch));
+      }
+    });
+    ops::muon_update(stream, segments, values, {}, DType::f32, {Master::bf16, DType::f32});
+  };
+  if (target.is_partial()) return add(grad_full_, grad_open_, Kept::whole);
+  if (whole && !fresh) ops::scaled_add(stream, grad_open_.flat(0, full_elements()), 1, grad_full_);
+  const Tensor gradient = wire_gradient(stream, staging);
+  Tensor part = target.is_replicate() ? sum_whole(stream, gradient) : sum_to_part(stream, gradient);
+  if (!last) return add(grad_part_, part, Kept::part);
+  final_ = true;
+  if (part.dtype() != DType::f32)  // the slot's content is in staging, or summed
+    ops::cast(stream, grad_open_.flat(0, part_), std::exchange(part, grad_open_.flat(0, part_)));
+  if (!whole && !fresh) ops::scaled_add(stream, part, 1, grad_part_);
+  const Tensor cell = cell_of(part);
+  redistribute(stream, spec_.comms.reduce_outer, gradients_, outer_.grad_micro, outer_.grad, part,
+               outer_.grad.is_shard() ? cell : part);
+  if (ranks_ > 1) ops::scale(stream, cell, 1.0f / static_cast<float>(ranks_));
+  add(cell_of(grad_part_), cell, Kept::cell);
+}
+
+template <class F>
+void ParamGroup::for_kept(Kept range, F f) const {
+  const int64_t slice = layout_->slice(), first = range == Kept::cell ? part_begin_ + cell_begin_ : part_begin_,
+                end = range == Kept::cell ? first + slice : part_begin_ + part_;
+  for (int p = 0; p < static_cast<int>(spec_.params.size()); ++p) {
+    const Parameter& param = spec_.params[static_cast<size_t>(p)];
+    const int64_t held =
+        param.tensor_shard() ? held_elements(param.shape(), *param.tensor_shard()) : param.numel();
+    if (range == Kept::whole) {
+      f(param, ParamRange{ParamIndex(0), ParamIndex(held)}, layout_->full_range(ParamId(p)).begin.value);
+      continue;
+    }
+    for (int64_t r = first / slice; r < end / slice; ++r) {
+      const RankId rank(static_cast<int>(r));
+      const ParamRange piece = clipped(layout_->piece(ParamId(p), rank), held);
+      if (piece.size() > 0) f(param, piece, r * slice + layout_->local_begin(ParamId(p), rank).value - first);
+    }
+  }
+}
+
 Tensor ParamGroup::wire_gradient(Stream& stream, const Staging& staging) const {
   // The collective may overwrite the open gradient: backward has ended, and the slot is released after the
   // reduction.
-  if (!stages_reduce()) return grad_open_;
+  if (!stages_reduce()) return grad_open_.flat(0, full_elements());
   const Tensor wire = staging.reduce.of(wire_dtype()).flat(0, staging_elements());
   pack(stream, wire, grad_open_);
   return wire;
@@ -278,7 +340,8 @@ Tensor ParamGroup::sum_whole(Stream& stream, const Tensor& gradient) {
 
 Tensor ParamGroup::sum_to_part(Stream& stream, const Tensor& gradient) {
   // The first sum of a step can be received in its final place; later ones are received elsewhere and added.
-  const Tensor part = part_fresh_ && gradient.dtype() == DType::f32 ? grad_part_ : part_of(gradient);
+  const bool in_place = part_fresh_ && gradient.dtype() == grad_part_.dtype() && !rounds_gradients();
+  const Tensor part = in_place ? grad_part_ : part_of(gradient);
   redistribute(stream, spec_.comms.reduce_inner, gradients_, Partial(), Shard(0), gradient, part);
   return part;
 }
@@ -301,6 +364,7 @@ void ParamGroup::close_grad() { grad_open_ = Tensor(); }
 // Clears marks only: memory is overwritten by the first writer of the next step.
 void ParamGroup::reset_grads() {
   grads_fresh_ = part_fresh_ = true;
+  microbatches_ = 0;
   fresh_.assign(fresh_.size(), true);  // also in a buffer that is still open
                                        // (ShardRuntime::set_hold_gradients())
   touched_.assign(touched_.size(), false);
@@ -332,6 +396,10 @@ void ParamGroup::release_grads(Stream& stream, const std::vector<bool>& which) {
 void ParamGroup::zero_grad(Stream& stream, int p) {
   fresh_[static_cast<size_t>(p)] = true;  // for gradients that stay unreduced between microbatches
   if (part_fresh_) return;
+  if (rounds_gradients() && grad_full_.defined()) {
+    const FullRange r = layout_->full_range(ParamId(p));
+    return ops::fill(stream, grad_full_.flat(r.begin.value, r.end.value), 0);
+  }
   const int64_t slice = layout_->slice();
   // This rank's part consists of whole slices of the layout's ranks, each with a piece of the parameter.
   for (int64_t r = part_begin_ / slice; r < (part_begin_ + part_) / slice; ++r) {

@@ -31,6 +31,7 @@ struct Staging {
     const Tensor& of(DType dtype) const { return dtype == DType::f32 ? full : half; }
   };
   Pair gather, reduce;
+  Tensor zero;  // f32 [1], where a group rounds gradients: the count of their noise, whose key has the step
 };
 
 /// One flat buffer, cut by a ShardLayout into inner parts (shard dimension) and cells (replicate dimension
@@ -101,8 +102,10 @@ class ParamGroup final : public ParameterViews {
   /// sharded).
   bool needs_slot() const { return plan().needs_slot(); }
   bool needs_grad_slot() const { return plan().needs_gradient_slot(); }
-  /// Returns the elements of the full buffer (and of its gradient), which a slot must hold.
+  /// Returns the elements of the full buffer, which a slot must hold.
   int64_t full_elements() const { return plan().full_elements(); }
+  /// Returns the elements that a gradient slot must have for the group; 0 where it needs none.
+  int64_t grad_slot_elements() const { return needs_grad_slot() ? plan().open_elements() : 0; }
   int64_t staging_elements() const { return plan().buffer_elements(); }
   bool stages_gather() const { return staged_; }
   /// Returns the dtype in which the shard dimension transfers gradients; f32 when it transfers none.
@@ -127,6 +130,8 @@ class ParamGroup final : public ParameterViews {
   void initialise(Stream& stream, uint64_t seed);
   /// Returns the seed of its initial values, and of the noise of its updates.
   uint64_t seed() const { return seed_; }
+  /// Sets the optimizer's number of steps, on which the noise of rounded gradients depends.
+  void set_updates(int64_t steps) { updates_ = steps; }
   void set_seed(uint64_t seed) { seed_ = seed; }
 
   /// Declares that an optimizer has written the new weights to model_copy() of every parameter. The next
@@ -200,6 +205,13 @@ class ParamGroup final : public ParameterViews {
   Tensor sum_to_part(Stream& stream, const Tensor& gradient);
   /// Returns the collective's input: the open gradient, or a copy in the layout and dtype of the wire.
   Tensor wire_gradient(Stream& stream, const Staging& staging) const;
+  /// Returns whether gradients are kept in 16 bits.
+  bool rounds_gradients() const { return plan().grad_dtype != DType::f32; }
+  void reduce_rounded(Stream& stream, bool last, const Staging& staging);
+  enum class Kept { whole, part, cell };  // of the full buffer, of this rank's part and of its cell of it
+  /// Calls f(parameter, elements, their place in the range) for the elements of parameters.
+  template <class F>
+  void for_kept(Kept range, F f) const;
   /// Copies the part of a sum to grad_part_, or adds it to the sum of earlier microbatches there.
   void accumulate(Stream& stream, const Tensor& part);
   template <class F>
@@ -226,9 +238,11 @@ class ParamGroup final : public ParameterViews {
   Tensor rest_;       // compute dtype: the part (param S) or all of it (param R); undefined when staged and R
   Tensor resident_;   // staged and param R: the contiguous full buffer
   Tensor full_;       // while unsharded
-  Tensor grad_full_;  // persistent when grad_micro is P
+  Tensor grad_full_;  // persistent when grad_micro is P; in the plan's grad_dtype, as grad_part_
   Tensor grad_open_;  // during backward
-  Tensor grad_part_;  // f32, the part
+  Tensor grad_part_;  // the part
+  int64_t updates_ = 0;
+  int microbatches_ = 0;  // reduced in this step
   bool grads_fresh_ = true;  // nothing is accumulated in grad_full_ yet
   // Per parameter: true while its range of the open gradient is unwritten.
   std::vector<bool> fresh_;

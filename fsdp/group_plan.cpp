@@ -72,12 +72,13 @@ std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
     add(BufferUse::gather_staging, MemoryClass::message, g.dtype, g.buffer_elements(), Lifetime::collective);
   if (!g.trainable()) return all;
   if (g.needs_gradient_slot())
-    add(BufferUse::open_gradient, MemoryClass::gradient, DType::f32, g.full_elements(), Lifetime::backward);
-  else
-    add(BufferUse::whole_gradient, MemoryClass::gradient, DType::f32, g.full_elements(), Lifetime::step);
+    add(BufferUse::open_gradient, MemoryClass::gradient, DType::f32, g.open_elements(), Lifetime::backward);
+  const bool whole = g.stored_gradient().placement.is_partial();
+  if (whole)
+    add(BufferUse::whole_gradient, MemoryClass::gradient, g.grad_dtype, g.full_elements(), Lifetime::step);
   // Otherwise the part is a range of the unreduced gradient.
-  if (g.needs_gradient_slot() || staged)
-    add(BufferUse::gradient_part, MemoryClass::gradient, DType::f32, g.part_elements(), Lifetime::step);
+  if (!whole || staged)
+    add(BufferUse::gradient_part, MemoryClass::gradient, g.grad_dtype, g.part_elements(), Lifetime::step);
   if (g.stages_reduce())
     add(BufferUse::reduce_staging, MemoryClass::message, g.wire_dtype, g.buffer_elements(),
         Lifetime::collective);
@@ -224,6 +225,7 @@ std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried) {
         g.axes = ShardAxes::of(unit.mesh, unit.options, ignored);
         // The reduced dtype is used only where gradients travel within a shard group.
         if (g.axes.shard_ranks > 1) g.wire_dtype = unit.options.reduce_dtype;
+        if (!ignored && g.trainable()) g.grad_dtype = unit.options.grad_dtype;
         g.layout = make_layout(unit, g, carried);
         g.buffers = buffers_of(g);
       }

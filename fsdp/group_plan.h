@@ -3,6 +3,7 @@
 // layout`, planners and tests read the same one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -120,6 +121,7 @@ struct GroupPlan {
   Master master = Master::f32;  // form of the weights that the optimizer updates
   Place master_place = Place::device;
   DType wire_dtype = DType::f32;  // of gradients in the shard group's reductions
+  DType grad_dtype = DType::f32;  // of gradients between microbatches and after the last
   std::vector<int> params;        // as index in PlanUnit::params, in that order
   ShardAxes axes;
   std::shared_ptr<const ShardLayout> layout;  // its parameter p is params[p]
@@ -131,7 +133,7 @@ struct GroupPlan {
   /// Return the form of weights between uses and in use, and of gradients between microbatches and in backward.
   Form stored_weights() const { return {axes.inner.param, dtype}; }
   Form used_weights() const { return {Replicate(), dtype}; }
-  Form stored_gradient() const { return {axes.inner.grad_micro, DType::f32}; }
+  Form stored_gradient() const { return {axes.inner.grad_micro, grad_dtype}; }
   Form open_gradient() const { return {Partial(), DType::f32}; }
   /// Returns the dtype of the weights that the optimizer updates.
   DType master_dtype() const { return master == Master::f32 ? DType::f32 : dtype; }
@@ -143,6 +145,10 @@ struct GroupPlan {
   /// Returns the elements of the buffer with all parameters unsharded. Never 0: parameters without elements
   /// are views, too.
   int64_t full_elements() const;
+  /// Returns the elements of the gradient slot, which has room for the rank's part of a sum in 16 bits, too.
+  int64_t open_elements() const {
+    return grad_dtype == DType::f32 ? full_elements() : std::max(full_elements(), part_elements());
+  }
   /// Returns the group's bytes in its unit's gather slot, whose groups may have several dtypes. It is rounded
   /// up so that the next group's collectives stay aligned.
   int64_t slot_bytes() const;

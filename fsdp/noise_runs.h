@@ -18,6 +18,9 @@ struct NoiseRun {
 /// Returns the key of a parameter's noise: its model's seed and its name.
 uint64_t noise_key(const Parameter& p);
 
+/// Returns runs that cover the elements of a range of the parameter (Parameter::shape()), which begin counts from; see below.
+std::vector<NoiseRun> noise_runs(const Parameter& p, ParamRange range, const Tensor& updates);
+
 /// Returns runs that cover elements [begin, begin + count) of shard(), in this order. The indices of their noise are those of
 /// the global parameter (Parameter::global_shape()), so an element has the same noise under every layout and cut.
 /// @param updates f32 [1] in device memory: Noise::count. It outlives the operations.

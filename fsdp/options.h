@@ -42,6 +42,11 @@ struct FullyShardOptions {
   /// dtype in which the shard dimension transfers gradients: f32 or bf16. Gradients are computed, accumulated
   /// and kept in f32 in either case; the replicate dimension always reduces f32.
   DType reduce_dtype = DType::f32;
+  /// dtype in which gradients are kept between microbatches and until the update: f32 or bf16. Backward, sums over ranks and their
+  /// average are those of f32: a unit's gradient is summed in an f32 slot, and rounded stochastically into what is kept
+  /// (kernels/rest/rest.h; the noise depends on the element, the optimizer's step and the microbatch). Norms and updates read the
+  /// rounded values. Of no effect on ignored parameters.
+  DType grad_dtype = DType::f32;
   /// Layout of parameters. Under whole_param each CutClass::row parameter is stored on one rank, in separate
   /// buffers; all others are cut anywhere (ragged). Where weights are gathered for each use
   /// (optim_grads_params), each unit has such a buffer of its own. Where weights are stored unsharded and the

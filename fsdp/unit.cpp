@@ -269,7 +269,7 @@ void Unit::open_gradients() {
   // Groups share the unit's slot, one range after the other.
   int64_t at = 0;
   for (auto& g : groups_) {
-    const int64_t n = g->needs_grad_slot() ? g->full_elements() : 0;
+    const int64_t n = g->grad_slot_elements();
     g->open_grad(n > 0 ? gradients_.memory().flat(at, at + n) : Tensor());
     at += n;
   }

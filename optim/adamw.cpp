@@ -32,6 +32,7 @@ UpdateRuleFactory AdamW::factory(const AdamWOptions& o) {
           .heeds_betas = true,
           .heeds_master = true,
           .heeds_state_dtype = true,
+          .heeds_grad_dtype = true,
           .heeds_place = true,
           .heeds_gradient_factor = true,
           .make = [o](Device& device, std::vector<UpdateItem> items) {
@@ -112,10 +113,11 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
       const Tensor copy = s.item.writes_copy ? p.model_copy() : Tensor(), weights = p.shard(),
                    low = p.shard_low();
       // Ignored parameters are outside the gradient norm, so its factor does not apply to them.
-      const RestForms forms{p.group().plan().master, s.item.state_dtype};
+      const GroupPlan& plan = p.group().plan();
+      const RestForms forms{plan.master, s.item.state_dtype, plan.grad_dtype};
       const std::tuple kind{copy.defined() ? copy.dtype() : DType::f32,
                             factor.defined() && !p.group().replicated(), forms};
-      const float* const gradient = p.grad_shard().data<float>();
+      const RestPiece gradient(p.grad_shard());
       pass.parts({weights, low, s.exp_avg, s.exp_avg_sq}, 0, s.exp_avg.numel(),
                  [&](int64_t begin, int64_t count) {
                    const auto piece = [&](const Tensor& t) {
@@ -128,7 +130,7 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
                      passes[kind].push_back({.w = w.at(run.begin),
                                              .m = first.at(run.begin),
                                              .v = second.at(run.begin),
-                                             .g = gradient + run.begin,
+                                             .g = gradient.at(run.begin),
                                              .copy = RestPiece(copy).at(run.begin),
                                              .count = run.count,
                                              .weight_decay = s.item.weight_decay,

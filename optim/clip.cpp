@@ -89,8 +89,13 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
                       device.label(), stats->norm, stats->non_finite));
   }
   // A max_norm of 0 only measures; a factor of 1 leaves the bits of gradients unchanged.
-  if (max_norm > 0 && !options.in_update) ops::scale_by(stream, clipped_pieces(runtime, set), factor);
-  if (max_norm > 0 && options.in_update)
+  // Gradients in 16 bits are not scaled in place, which would round them again.
+  const std::vector<ParamGroup*> groups = runtime.groups();
+  const bool in_update = options.in_update || std::ranges::any_of(groups, [](const ParamGroup* g) {
+                           return g->plan().grad_dtype != DType::f32;
+                         });
+  if (max_norm > 0 && !in_update) ops::scale_by(stream, clipped_pieces(runtime, set), factor);
+  if (max_norm > 0 && in_update)
     set == nullptr ? runtime.update_sets()->set_gradient_factor(factor) : set->set_gradient_factor(factor);
   // step() of the optimizers reads this decision instead of summing again.
   set == nullptr ? runtime.set_skip(skip) : set->set_skip(skip);

@@ -119,12 +119,13 @@ std::vector<std::string> unheeded_forms(const Routing& routing, const OptimizerO
                                         const std::vector<UpdateRuleFactory>& factories) {
   std::vector<std::string> wrong;
   for (const UpdateRuleFactory& f : factories) {
-    std::vector<std::string> states, masters, places;
+    std::vector<std::string> states, masters, places, gradients;
     for (const Route& r : routing.routes) {
       if (f.algorithm != r.algorithm || !r.param.sharded()) continue;
       if (!f.heeds_state_dtype && state_dtype_of(r, o) != DType::f32) states.push_back(r.name);
       if (!f.heeds_master && r.param.group().plan().master != Master::f32) masters.push_back(r.name);
       if (!f.heeds_place && rests_on_host(r, o)) places.push_back(r.name);
+      if (!f.heeds_grad_dtype && r.param.group().plan().grad_dtype != DType::f32) gradients.push_back(r.name);
     }
     const auto say = [&](const std::vector<std::string>& names, const char* what, const char* remedy) {
       if (names.empty()) return;
@@ -133,6 +134,7 @@ std::vector<std::string> unheeded_forms(const Routing& routing, const OptimizerO
           fmt::format("{} has {} alone, for {}{}; leave out {}, or give these another by a routing rule",
                       title_of(f.algorithm), what, names.front(), more, remedy));
     };
+    say(gradients, "gradients in f32", "FullyShardOptions::grad_dtype");
     say(states, "state in f32", "OptimizerOptions::state_dtype");
     say(masters, "master weights in f32", "FullyShardOptions::master");
     say(places, "state and masters on the device",
@@ -328,9 +330,15 @@ void Optimizer::step(double lr) {
   if (after_writes_host_) runtime_.device().wait_for_tier_reads(stream);
   for (auto& more : after_) more->apply(stream, skip);
   if (average_) average_->update(stream, steps_, skip);
+  note_steps();
   // The flag is 0 or 1, so the counter on the device adds up skipped steps.
   if (skip.defined()) ops::add_words(stream, skipped_, skip);
   change.end();
+}
+
+void Optimizer::note_steps() {
+  for (const Rule& r : rules_)
+    for (const Parameter& p : r.params) p.group().set_updates(steps_);
 }
 
 void Optimizer::apply_gradient_factor() {

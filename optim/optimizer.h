@@ -106,7 +106,10 @@ class Optimizer {
   [[nodiscard]] Tensor copy_skipped() const;
   /// Returns the steps so far, including skipped ones and those before a resume.
   int64_t steps() const { return steps_; }
-  void set_steps(int64_t steps) { steps_ = steps; }
+  void set_steps(int64_t steps) {
+    steps_ = steps;
+    note_steps();
+  }
   /// Sets the value from which skipped() continues, for callers that set a step back. Queued on the compute
   /// stream.
   void set_skipped(int64_t skipped);
@@ -130,6 +133,8 @@ class Optimizer {
   void make_rules(const Routing& routing, const OptimizerOptions& options,
                   const std::vector<UpdateRuleFactory>& factories);
   /// Gives the clip factor to the rules, or multiplies their parameters' gradients by it.
+  /// Tells the groups of its parameters the steps, for the noise of gradients in 16 bits.
+  void note_steps();
   void apply_gradient_factor();
   /// Returns ShardRuntime::skip(), computed now where the gradients were not checked.
   Tensor skip_of_gradients();

@@ -99,6 +99,9 @@ struct UpdateRuleFactory {
   /// True if it updates weights in any form (FullyShardOptions::master), resp. keeps state in UpdateItem::state_dtype. It rounds
   /// with the noise of noise_runs(). Otherwise Optimizer refuses parameters in another form than f32.
   bool heeds_master = false, heeds_state_dtype = false;
+  /// True if it reads Parameter::grad_shard() in 16 bits, too. Otherwise Optimizer refuses such parameters
+  /// (FullyShardOptions::grad_dtype). Requires heeds_gradient_factor.
+  bool heeds_grad_dtype = false;
   /// True if it uses state and master weights by a RestPass. Otherwise Optimizer refuses parameters with any on the host.
   bool heeds_place = false;
   /// True if step() multiplies gradients by the factor that was set. Otherwise Optimizer does so before, in a

@@ -68,6 +68,7 @@ UpdateRuleFactory WholeMatrices::factory(const Algorithm& algorithm, const Matri
           .heeds_betas = false,
           .heeds_master = true,
           .heeds_state_dtype = rounds_state(*make_rule()),
+          .heeds_grad_dtype = true,
           .heeds_place = true,
           .heeds_gradient_factor = true,
           .make = [=](Device& device, std::vector<UpdateItem> items) {

@@ -50,7 +50,7 @@ void Bucket::open() {
   if (std::exchange(held_, false) || open_) return;
   if (context_.gradients.has(slot_user_))
     gradients_ = context_.gradients.acquire(slot_user_, context_.device.compute());
-  group_->open_grad(gradients_ ? gradients_.memory().flat(0, group_->full_elements()) : Tensor());
+  group_->open_grad(gradients_ ? gradients_.memory().flat(0, group_->grad_slot_elements()) : Tensor());
   open_ = true;
 }
 

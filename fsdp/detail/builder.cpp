@@ -256,6 +256,11 @@ void ShardRuntime::Builder::allocate() {
   for (auto& b : all) specs.push_back(b.spec);
   r_.buffers_ = r_.mesh_.world()->make_buffers(specs);
   for (size_t i = 0; i < all.size(); ++i) *all[i].memory = r_.buffers_->tensors()[i];
+  const auto groups = r_.groups();
+  if (std::ranges::any_of(groups, [](auto* g) { return g->plan().grad_dtype != DType::f32; })) {
+    staging.zero = Tensor::empty(r_.device_, {1}, DType::f32, MemoryClass::gradient, "gradients");
+    ops::fill(r_.device_.compute(), staging.zero, 0);
+  }
   // Units have one order on all ranks, and so do their communicators.
   for (auto* g : r_.groups())
     for (auto& comm :

@@ -31,8 +31,8 @@ struct Advance {
   float factor;
 };
 
-template <class S, class W, class T, class N, class Noise>
-void momentum(S buffer, const float* gradient, W weight, T packed, N count, const Advance& advance,
+template <class S, class G, class W, class T, class N, class Noise>
+void momentum(S buffer, G gradient, W weight, T packed, N count, const Advance& advance,
               Noise noise) {
   const float mu = advance.mu, l2 = advance.l2, factor = advance.factor;
   const bool nesterov = advance.nesterov, moves = advance.moves;
@@ -49,10 +49,10 @@ void momentum(S buffer, const float* gradient, W weight, T packed, N count, cons
   };
   if (l2 == 0) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) one(i, gradient[i] * factor);
+    for (int64_t i = 0; i < count; ++i) one(i, gradient.get(i) * factor);
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) one(i, gradient[i] * factor + l2 * weight.get(i));
+    for (int64_t i = 0; i < count; ++i) one(i, gradient.get(i) * factor + l2 * weight.get(i));
   }
 }
 
@@ -82,31 +82,36 @@ void convert(To* to, const From* from, int64_t count) {
 }
 
 /// The elements [b, e) of a segment.
-template <class S, class W, class T>
-void momentum_piece(const MomentumSegment& s, int64_t b, int64_t e, S buffer, W weight, T packed,
+template <class S, class G, class W, class T>
+void momentum_piece(const MomentumSegment& s, int64_t b, int64_t e, S buffer, G gradient, W weight, T packed,
                     const Advance& advance) {
   with_noise<S::kDraws>(s.noise, b, e, [&](int64_t i, auto n, const Drawn<S::kDraws>& noise) {
     const W weights = advance.l2 == 0 ? weight : weight.from(i);  // null where they are not read
-    momentum(buffer.from(i), s.gradient + i, weights, packed + i, n, advance, noise);
+    momentum(buffer.from(i), gradient.from(i), weights, packed + i, n, advance, noise);
   });
 }
 
 void muon_momentum(ExecutionContext& ctx, const MuonMomentumArgs& a) {
   const Advance advance{a.mu, a.l2, a.nesterov, !a.skip || *a.skip == 0, a.factor ? *a.factor : 1};
   with_payload(a.packed.dtype, [&](auto type) {
+    const auto run = [&](auto state, auto gradients, auto weights) {
+      for_segments(
+          ctx, a.segments,
+          [=, packed = a.packed.as<decltype(type)>()](const MomentumSegment& s, int64_t b, int64_t e) {
+            const auto weight = weights(const_cast<void*>(s.weight), const_cast<uint16_t*>(s.low));
+            const auto gradient = gradients(const_cast<void*>(s.gradient));
+            if (s.at >= 0) {
+              momentum_piece(s, b, e, state(s.buffer), gradient, weight, packed + s.at, advance);
+            } else {
+              momentum_piece(s, b, e, state(s.buffer), gradient, weight, NowhereAt{}, advance);
+            }
+          });
+    };
     with_state(a.forms.state, [&](auto state) {
-      // Weights are read with l2 alone.
-      with_weights(a.l2 == 0 ? Master::f32 : a.forms.master, [&](auto weights) {
-        for_segments(
-            ctx, a.segments,
-            [=, packed = a.packed.as<decltype(type)>()](const MomentumSegment& s, int64_t b, int64_t e) {
-              const auto weight = weights(const_cast<void*>(s.weight), const_cast<uint16_t*>(s.low));
-              if (s.at >= 0) {
-                momentum_piece(s, b, e, state(s.buffer), weight, packed + s.at, advance);
-              } else {
-                momentum_piece(s, b, e, state(s.buffer), weight, NowhereAt{}, advance);
-              }
-            });
+      with_state(a.forms.gradient, [&](auto gradients) {
+        // Weights are read with l2 alone.
+        with_weights(a.l2 == 0 ? Master::f32 : a.forms.master,
+                     [&](auto weights) { run(state, gradients, weights); });
       });
     });
   });

@@ -25,18 +25,18 @@ struct MomentumOp {
   static constexpr bool kDraws = S::kDraws;
   S buffer;
   ReadWeights weight;  // null without l2
-  const float* gradient;
+  ReadWeights gradient;
   T* packed;  // null: nothing is packed
   KeptNoise<kDraws> noise;
 
   Cover cover_of(int64_t count) const {
-    return cover<kVec>(count, buffer.bound(), gradient, weight.whole_bound(), weight.bound(), weight.low,
+    return cover<kVec>(count, buffer.bound(), gradient.whole_bound(), gradient.bound(), weight.whole_bound(), weight.bound(), weight.low,
                        packed);
   }
 
   template <int N>
   __device__ void run(int64_t i, const Momentum& m) const {
-    Vec<float, N> b = buffer.template get<N>(i), g = load<N>(gradient, i);
+    Vec<float, N> b = buffer.template get<N>(i), g = gradient.template get<N>(i);
     const float factor = m.factor == nullptr ? 1.0f : *m.factor;
 #pragma unroll
     for (int k = 0; k < N; ++k) g[k] = __fmul_rn(g[k], factor);
@@ -177,7 +177,7 @@ void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
       for_segments<Op>(context, "muon_momentum", a.segments, common, [&](const MomentumSegment& s) {
         ReadWeights weight;
         if (a.l2 != 0) weight = {a.forms.master, const_cast<void*>(s.weight), const_cast<uint16_t*>(s.low)};
-        return Op{state(s.buffer), weight, s.gradient, s.at < 0 ? nullptr : packed + s.at,
+        return Op{state(s.buffer), weight, read_gradients(a.forms, s.gradient), s.at < 0 ? nullptr : packed + s.at,
                   KeptNoise<Op::kDraws>{s.noise}};
       });
     });

@@ -17,12 +17,10 @@ int64_t elements_of(const std::vector<Segment>& segments) {
   return count;
 }
 
-constexpr int64_t kFloat = sizeof(float);
-
 }  // namespace
 
 Work work_of(const Device&, const MuonMomentumArgs& a) {
-  return {.bytes = elements_of(a.segments) * (2 * size_of(a.forms.state) + kFloat + size_of(a.packed.dtype))};
+  return {.bytes = elements_of(a.segments) * (2 * size_of(a.forms.state) + size_of(a.forms.gradient) + size_of(a.packed.dtype))};
 }
 
 Work work_of(const Device&, const MuonUpdateArgs& a) {
@@ -64,7 +62,7 @@ void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegm
   check.dtype("packed", packed, kPayload).done();
   check_skip(check, skip);
   if (factor.defined()) check.dtype("factor", factor, DType::f32).count("factor", factor, 1);
-  check_state_dtype(check, forms.state);
+  check_dtypes(check, forms);
   // The pass reads weights, and rounds nothing but states.
   const RestForms read{l2 != 0 && forms.master == Master::split ? Master::split : Master::f32, forms.state};
   for (size_t i = 0; i < segments.size(); ++i) {

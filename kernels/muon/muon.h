@@ -19,7 +19,7 @@ namespace sherd {
 /// message; -1: only the buffer moves, nothing is written.
 struct MomentumSegment {
   void* buffer = nullptr;  // of the pass's dtype of states
-  const float* gradient = nullptr;
+  const void* gradient = nullptr;  // of the pass's dtype of gradients
   /// Of the pass's form. Read with l2 decay, otherwise ignored.
   const void* weight = nullptr;
   int64_t count = 0;

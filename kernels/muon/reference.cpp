@@ -18,8 +18,9 @@ void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
   for (const MomentumSegment& s : a.segments) {
     const StateAt buffer{{s.buffer, a.forms.state}};
     const WeightsAt weights{a.forms.master, const_cast<void*>(s.weight), const_cast<uint16_t*>(s.low)};
+    const Ref gradients{const_cast<void*>(s.gradient), a.forms.gradient};
     for (int64_t i = 0; i < s.count; ++i) {
-      const float scaled = s.gradient[i] * factor;
+      const float scaled = static_cast<float>(get(gradients, i)) * factor;
       const float g = a.l2 == 0 ? scaled : scaled + a.l2 * weights.get(i);
       if (!std::isfinite(g)) {
         if (s.at >= 0) put(a.packed, s.at + i, std::numeric_limits<double>::quiet_NaN());

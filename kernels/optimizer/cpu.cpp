@@ -38,12 +38,12 @@ inline Element updated(const Step& s, float w, float m, float v, float gradient)
   return {w * s.decay - s.step * mi / (std::sqrt(vi) / s.root_bias2 + s.eps), mi, vi};
 }
 
-template <class W, class S, class N, class Copy, class Noise>
-void update(W w, S m, S v, const float* g, N count, const Step& step, Copy copy, Noise noise) {
+template <class W, class S, class G, class N, class Copy, class Noise>
+void update(W w, S m, S v, G g, N count, const Step& step, Copy copy, Noise noise) {
   const Step s = step;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    const Element e = updated(s, w.get(i), m.get(i), v.get(i), g[i]);
+    const Element e = updated(s, w.get(i), m.get(i), v.get(i), g.get(i));
     m.put(i, e.m, noise.template at<NoiseUse::first_state>(i));
     v.put(i, e.v, noise.template at<NoiseUse::second_state>(i));
     w.put(i, e.w, noise.template at<NoiseUse::weight>(i));
@@ -52,11 +52,12 @@ void update(W w, S m, S v, const float* g, N count, const Step& step, Copy copy,
 }
 
 /// The elements [b, e) of a segment.
-template <class W, class S, class Copy>
-void update_piece(const AdamWSegment& s, int64_t b, int64_t e, const Step& step, W w, S m, S v, Copy copy) {
+template <class W, class S, class G, class Copy>
+void update_piece(const AdamWSegment& s, int64_t b, int64_t e, const Step& step, W w, S m, S v, G g,
+                  Copy copy) {
   constexpr bool kDraws = W::kDraws || S::kDraws;
   with_noise<kDraws>(s.noise, b, e, [&](int64_t i, auto n, const Drawn<kDraws>& noise) {
-    update(w.from(i), m.from(i), v.from(i), s.g + i, n, step, copy.from(i), noise);
+    update(w.from(i), m.from(i), v.from(i), g.from(i), n, step, copy.from(i), noise);
   });
 }
 
@@ -83,23 +84,28 @@ void for_updates(ExecutionContext& ctx, const AdamWArgs& a, F f) {
 
 void adamw(ExecutionContext& ctx, const AdamWArgs& a) {
   if (a.skip && *a.skip != 0) return;
-  with_state(a.forms.state, [&](auto state) {
-    if (a.forms.master == Master::f32)
-      return with_payload(a.copy_dtype, [&]<class T>(T) {
-        for_updates(ctx, a, [=](const AdamWSegment& s, int64_t b, int64_t e, const Step& step) {
-          const InF32 w{static_cast<float*>(s.w)};
-          if (s.copy) {
-            update_piece(s, b, e, step, w, state(s.m), state(s.v), CopyTo<T>{static_cast<T*>(s.copy)});
-          } else {
-            update_piece(s, b, e, step, w, state(s.m), state(s.v), NoCopy{});
-          }
-        });
-      });
+  const auto run = [&](auto state, auto gradients) {
     with_weights(a.forms.master, [&](auto weights) {
-      for_updates(ctx, a, [=](const AdamWSegment& s, int64_t b, int64_t e, const Step& step) {
-        update_piece(s, b, e, step, weights(s.w, s.low), state(s.m), state(s.v), NoCopy{});
-      });
+      if constexpr (std::is_same_v<decltype(weights(nullptr, nullptr)), InF32>) {
+        with_payload(a.copy_dtype, [&]<class T>(T) {
+          for_updates(ctx, a, [=](const AdamWSegment& s, int64_t b, int64_t e, const Step& step) {
+            const auto piece = [&](auto copy) {
+              update_piece(s, b, e, step, weights(s.w, s.low), state(s.m), state(s.v),
+                           gradients(const_cast<void*>(s.g)), copy);
+            };
+            s.copy != nullptr ? piece(CopyTo<T>{static_cast<T*>(s.copy)}) : piece(NoCopy{});
+          });
+        });
+      } else {
+        for_updates(ctx, a, [=](const AdamWSegment& s, int64_t b, int64_t e, const Step& step) {
+          update_piece(s, b, e, step, weights(s.w, s.low), state(s.m), state(s.v),
+                       gradients(const_cast<void*>(s.g)), NoCopy{});
+        });
+      }
     });
+  };
+  with_state(a.forms.state, [&](auto state) {
+    with_state(a.forms.gradient, [&](auto gradients) { run(state, gradients); });
   });
 }
 

@@ -47,21 +47,21 @@ struct AdamW {
   static constexpr bool kDraws = W::kDraws || S::kDraws;
   W w;
   S m, v;
-  const float* g;
+  ReadWeights g;  // gradients
   Copy* copy;  // may be null
   float decay;
   int32_t bias;
   KeptNoise<kDraws> noise;
 
   Cover cover_of(int64_t count) const {
-    return cover<kVec>(count, w.bound(), w.low_bound(), m.bound(), v.bound(), g, copy);
+    return cover<kVec>(count, w.bound(), w.low_bound(), m.bound(), v.bound(), g.whole_bound(), g.bound(), copy);
   }
 
   template <int N>
   __device__ void run(int64_t i, const Rates& r) const {
     const AdamWBias b = r.biases == nullptr ? r.bias : r.biases[bias];
     Vec<float, N> wi = w.template get<N>(i), mi = m.template get<N>(i), vi = v.template get<N>(i);
-    Vec<float, N> gi = load<N>(g, i);
+    Vec<float, N> gi = g.template get<N>(i);
     const float factor = r.factor == nullptr ? 1.0f : *r.factor;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
@@ -131,7 +131,7 @@ void adamw(ExecutionContext& context, const AdamWArgs& a) {
       return Op{.w = weights(s.w, s.low),
                 .m = state(s.m),
                 .v = state(s.v),
-                .g = s.g,
+                .g = read_gradients(a.forms, s.g),
                 .copy = static_cast<decltype(copy)*>(s.copy),
                 .decay = static_cast<float>(1 - a.lr * s.weight_decay),
                 .bias = static_cast<int32_t>(s.bias),

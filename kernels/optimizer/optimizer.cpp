@@ -26,7 +26,7 @@ AdamWBias adamw_bias(double lr, double beta1, double beta2, int64_t step) {
 
 // Weights and two states are read and written, gradients read, copies written.
 Work work_of(const Device&, const AdamWArgs& a) {
-  const int64_t each = 2 * bytes_of(a.forms.master) + 4 * size_of(a.forms.state) + size_of(DType::f32);
+  const int64_t each = 2 * bytes_of(a.forms.master) + 4 * size_of(a.forms.state) + size_of(a.forms.gradient);
   int64_t bytes = 0;
   for (const AdamWSegment& s : a.segments)
     bytes += s.count * (each + (s.copy != nullptr ? size_of(a.copy_dtype) : 0));
@@ -108,7 +108,7 @@ void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& 
   check_skip(check, skip);
   if (factor.defined()) check.dtype("factor", factor, DType::f32).count("factor", factor, 1);
   check_counts(check, segments);
-  check_state_dtype(check, forms.state);
+  check_dtypes(check, forms);
   for (size_t i = 0; i < segments.size(); ++i) {
     const AdamWSegment& a = segments[i];
     if (a.count <= 0) continue;
@@ -140,7 +140,7 @@ void average(Stream& s, std::span<const AverageSegment> segments, double decay, 
   Check check("average");
   check_skip(check, skip);
   check_counts(check, segments);
-  check_state_dtype(check, forms.state);
+  check_dtypes(check, forms);
   // The pass rounds no weights.
   const RestForms drawn{forms.master == Master::split ? Master::split : Master::f32, forms.state};
   for (size_t i = 0; i < segments.size(); ++i) {

@@ -37,7 +37,7 @@ struct AdamWSegment {
   void* w = nullptr;  // of the pass's form
   void* m = nullptr;  // of the pass's dtype of states
   void* v = nullptr;
-  const float* g = nullptr;
+  const void* g = nullptr;  // of the pass's dtype of gradients
   /// Receives w, rounded once to the pass's dtype of copies; may be null, and is unless the form is f32.
   void* copy = nullptr;
   int64_t count = 0;

@@ -31,8 +31,9 @@ void adamw(ExecutionContext&, const AdamWArgs& a) {
     const float decay = static_cast<float>(1 - a.lr * s.weight_decay);
     const WeightsAt weights{a.forms.master, s.w, s.low};
     const StateAt firsts{{s.m, a.forms.state}}, seconds{{s.v, a.forms.state}};
+    const Ref gradients{const_cast<void*>(s.g), a.forms.gradient};
     for (int64_t i = 0; i < s.count; ++i) {
-      const float g = s.g[i] * factor;
+      const float g = static_cast<float>(get(gradients, i)) * factor;
       float w = weights.get(i) * decay, m = firsts.get(i), v = seconds.get(i);
       m = m + weight1 * (g - m);
       v = beta2 * v + weight2 * g * g;

@@ -138,6 +138,11 @@ struct ReadWeights {
   const uint16_t* bound() const { return form == Master::f32 ? nullptr : static_cast<const uint16_t*>(high); }
 };
 
+/// Gradients of a pass.
+inline ReadWeights read_gradients(const RestForms& forms, const void* at) {
+  return {forms.gradient == DType::f32 ? Master::f32 : Master::bf16, const_cast<void*>(at)};
+}
+
 /// What an operation keeps of its segment's noise: nothing where no form of it draws.
 template <bool kDraws>
 struct KeptNoise {

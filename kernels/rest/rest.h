@@ -99,7 +99,8 @@ constexpr float joined(SplitWeight w) {
 /// Rest forms of an update pass.
 struct RestForms {
   Master master = Master::f32;
-  DType state = DType::f32;  // or bf16
+  DType state = DType::f32;     // or bf16
+  DType gradient = DType::f32;  // or bf16; read alone
   /// Returns whether a pass that writes both rounds, and needs noise.
   constexpr bool draws() const { return master == Master::bf16 || state == DType::bf16; }
   auto operator<=>(const RestForms&) const = default;

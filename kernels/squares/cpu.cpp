@@ -84,8 +84,18 @@ void accumulate(ExecutionContext& ctx, const std::vector<SquaresSegment>& segmen
   for (const SquaresSegment& segment : segments) {
     parallel_for(ctx, segment.count, kFlush, [&](int64_t begin, int64_t end) {
       Words words{};
-      for (int64_t i = begin; i < end; i += kBlock)
-        accumulate_block<power>(words, segment.x + i, std::min(kBlock, end - i));
+      for (int64_t i = begin; i < end; i += kBlock) {
+        const int64_t count = std::min(kBlock, end - i);
+        if (segment.dtype == DType::f32) {
+          accumulate_block<power>(words, static_cast<const float*>(segment.x) + i, count);
+          continue;
+        }
+        const uint16_t* const from = static_cast<const uint16_t*>(segment.x) + i;
+        float wide[kBlock];
+#pragma omp simd
+        for (int64_t j = 0; j < count; ++j) wide[j] = std::bit_cast<float>(uint32_t{from[j]} << 16);
+        accumulate_block<power>(words, wide, count);
+      }
       ExactSum::normalise(words);
       std::lock_guard lock(mutex);  // integer sums: any order of threads gives the same digits
       if (segment.non_finite) *segment.non_finite += words[ExactSum::kNonFinite];

@@ -3,6 +3,7 @@
 #include <cfloat>
 
 #include <sherd/kernels/device/cuda/segments.h>
+#include <sherd/kernels/rest/cuda_forms.h>
 #include <sherd/kernels/squares/exact_sum.h>
 
 #include "cuda_shift.h"
@@ -165,13 +166,19 @@ class WindowSums {
 /// behind the groups, six at most, belong to a segment's first tile.
 struct SquaresBatch {
   int count = 0;
-  const float* x[kSegments];
+  DType dtype = DType::f32;  // of all
+  const void* x[kSegments];
   Cover covers[kSegments];
   Digit* sums[kSegments];             // null: only counted
   Digit* non_finite[kSegments];       // may be null
   int64_t tiles[kSegments + 1] = {};  // tiles of the segments before
 };
 constexpr int64_t kSquaresTile = kUnroll * kThreads;
+
+template <class Values>
+__device__ Values values_of(const void* x) {
+  return {static_cast<decltype(Values::at)>(const_cast<void*>(x))};
+}
 
 /// Adds a block's digits to a segment's words, and clears them. Whole block.
 __device__ void hand_over(Digit* words, Digit* sum, Digit* non_finite) {
@@ -186,6 +193,7 @@ __device__ void hand_over(Digit* words, Digit* sum, Digit* non_finite) {
   __syncthreads();
 }
 
+template <class Values>
 __global__ void __launch_bounds__(kThreads, kResident)
     add_squares(const __grid_constant__ SquaresBatch batch) {
   __shared__ Digit words[ExactSum::kWords];
@@ -203,13 +211,13 @@ __global__ void __launch_bounds__(kThreads, kResident)
       hand_over(words, batch.sums[before], batch.non_finite[before]);
       added = 0;
     }
-    const float* x = batch.x[s];
+    const Values x = values_of<Values>(batch.x[s]);
     const Cover cover = batch.covers[s];
     if (tile == batch.tiles[s] && threadIdx.x < 32) {
       const int64_t lane = threadIdx.x;
       const bool is_element = lane < cover.singles(4);
       sums.forget_zeros(!is_element);
-      sums.add(Vec<float, 1>{is_element ? x[cover.single(lane, 4)] : 0.0f});
+      sums.add(Vec<float, 1>{is_element ? x.template get<1>(cover.single(lane, 4))[0] : 0.0f});
       sums.flush();
     }
     const int64_t first = (tile - batch.tiles[s]) * kSquaresTile;
@@ -219,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u)
       if (const int i = u * kThreads + static_cast<int>(threadIdx.x); i < groups)
-        v[u] = load<4>(x, cover.head + 4 * (first + i));
+        v[u] = x.template get<4>(cover.head + 4 * (first + i));
     const int last = groups % kThreads;  // in a row of groups that is not full; the other threads add zeros
     if (last != 0 && static_cast<int>(threadIdx.x) >= last) sums.forget_zeros(4);
 #pragma unroll
@@ -279,20 +287,21 @@ class MagnitudeSum {
 };
 
 /// f(x) for the elements of a tile of segment s that are this thread's.
-template <class F>
+template <class Values, class F>
 __device__ void for_tile(const SquaresBatch& batch, int s, int64_t tile, const F& f) {
-  const float* x = batch.x[s];
+  const Values x = values_of<Values>(batch.x[s]);
   const Cover cover = batch.covers[s];
   if (tile == batch.tiles[s] && static_cast<int64_t>(threadIdx.x) < cover.singles(4))
-    f(x[cover.single(static_cast<int64_t>(threadIdx.x), 4)]);
+    f(x.template get<1>(cover.single(static_cast<int64_t>(threadIdx.x), 4))[0]);
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t i = (tile - batch.tiles[s]) * kSquaresTile + u * kThreads + threadIdx.x;
     if (i >= cover.vecs) continue;
-    const Vec<float, 4> v = load<4>(x, cover.head + 4 * i);
+    const Vec<float, 4> v = x.template get<4>(cover.head + 4 * i);
     for (int k = 0; k < 4; ++k) f(v[k]);
   }
 }
 
+template <class Values>
 __global__ void __launch_bounds__(kThreads) add_magnitudes(const __grid_constant__ SquaresBatch batch) {
   __shared__ Digit words[ExactSum::kWords];
   if (threadIdx.x < ExactSum::kWords) words[threadIdx.x] = 0;
@@ -307,7 +316,7 @@ __global__ void __launch_bounds__(kThreads) add_magnitudes(const __grid_constant
       sum.add_counts();
       hand_over(words, batch.sums[before], batch.non_finite[before]);
     }
-    for_tile(batch, s, tile, [&](float x) { sum.add(x); });
+    for_tile<Values>(batch, s, tile, [&](float x) { sum.add(x); });
   }
   sum.flush();
   sum.add_counts();
@@ -315,13 +324,14 @@ __global__ void __launch_bounds__(kThreads) add_magnitudes(const __grid_constant
 }
 
 /// Floats that are not negative are in the order of their bits.
+template <class Values>
 __global__ void __launch_bounds__(kThreads)
     find_largest(const __grid_constant__ SquaresBatch batch, unsigned* largest) {
   unsigned mine = 0;
   int s = 0;
   for (int64_t tile = blockIdx.x; tile < batch.tiles[batch.count]; tile += gridDim.x) {
     while (batch.tiles[s + 1] <= tile) ++s;
-    for_tile(batch, s, tile, [&](float x) {
+    for_tile<Values>(batch, s, tile, [&](float x) {
       const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
       if (exponent_of(bits) <= kLargestExponent && bits > mine) mine = bits;
     });
@@ -423,9 +433,16 @@ void for_batches(const std::vector<SquaresSegment>& segments, const Go& go) {
   SquaresBatch batch;
   for (const SquaresSegment& segment : segments) {
     if (segment.count <= 0) continue;
+    if (batch.count > 0 && segment.dtype != batch.dtype) {
+      go(batch);
+      batch.count = 0;
+    }
+    batch.dtype = segment.dtype;
     const int i = batch.count++;
     batch.x[i] = segment.x;
-    batch.covers[i] = cover<4>(segment.count, segment.x);
+    batch.covers[i] = segment.dtype == DType::f32
+                          ? cover<4>(segment.count, static_cast<const float*>(segment.x))
+                          : cover<4>(segment.count, static_cast<const uint16_t*>(segment.x));
     batch.sums[i] = reinterpret_cast<Digit*>(segment.sum);
     batch.non_finite[i] = reinterpret_cast<Digit*>(segment.non_finite);
     batch.tiles[i + 1] =
@@ -441,12 +458,12 @@ Grid grid_of(const SquaresBatch& batch) {
   return Grid{dim3(blocks_of(batch.tiles[batch.count], 1, kBlocks)), dim3(kThreads)};
 }
 
-/// `add` (add_squares or add_magnitudes), then the sums' carries.
+/// `whole` for f32 or `half` for bf16 (add_squares or add_magnitudes), then the sums' carries.
 template <class Kernel>
-void accumulate(ExecutionContext& context, const char* what, Kernel add,
+void accumulate(ExecutionContext& context, const char* what, Kernel whole, Kernel half,
                 const std::vector<SquaresSegment>& segments) {
   for_batches(segments, [&](const SquaresBatch& batch) {
-    launch(context, what, add, grid_of(batch), batch);
+    launch(context, what, batch.dtype == DType::f32 ? whole : half, grid_of(batch), batch);
     Sums sums{};
     for (int i = 0; i < batch.count; ++i) {
       auto* words = reinterpret_cast<int64_t*>(batch.sums[i]);
@@ -459,17 +476,18 @@ void accumulate(ExecutionContext& context, const char* what, Kernel add,
 }
 
 void accumulate_squares(ExecutionContext& context, const std::vector<SquaresSegment>& segments) {
-  accumulate(context, "accumulate_squares", add_squares, segments);
+  accumulate(context, "accumulate_squares", add_squares<InF32>, add_squares<InBf16>, segments);
 }
 
 void accumulate_magnitudes(ExecutionContext& context, const std::vector<SquaresSegment>& segments) {
-  accumulate(context, "accumulate_magnitudes", add_magnitudes, segments);
+  accumulate(context, "accumulate_magnitudes", add_magnitudes<InF32>, add_magnitudes<InBf16>, segments);
 }
 
 void largest_magnitude(ExecutionContext& context, float* largest,
                        const std::vector<SquaresSegment>& segments) {
   for_batches(segments, [&](const SquaresBatch& batch) {
-    launch(context, "largest_magnitude", find_largest, grid_of(batch), batch,
+    launch(context, "largest_magnitude", batch.dtype == DType::f32 ? find_largest<InF32> : find_largest<InBf16>,
+           grid_of(batch), batch,
            reinterpret_cast<unsigned*>(largest));
   });
 }

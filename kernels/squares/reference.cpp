@@ -11,12 +11,17 @@
 namespace sherd::reference {
 namespace {
 
+float value_at(const SquaresSegment& s, int64_t i) {
+  return static_cast<float>(get({const_cast<void*>(s.x), s.dtype}, i));
+}
+
 // Adds x^power of every element, power being 1 or 2.
 void accumulate(const std::vector<SquaresSegment>& segments, int power) {
   for (const SquaresSegment& segment : segments) {
     std::array<int64_t, ExactSum::kWords> unused{};
     int64_t* sum = segment.sum ? segment.sum : unused.data();
-    for (const float x : std::span(segment.x, static_cast<size_t>(segment.count))) {
+    for (int64_t i = 0; i < segment.count; ++i) {
+      const float x = value_at(segment, i);
       if (!std::isfinite(x)) {
         ++sum[ExactSum::kNonFinite];
         if (segment.non_finite) ++*segment.non_finite;
@@ -45,8 +50,8 @@ void accumulate_magnitudes(ExecutionContext&, const std::vector<SquaresSegment>&
 
 void largest_magnitude(ExecutionContext&, float* largest, const std::vector<SquaresSegment>& segments) {
   for (const SquaresSegment& segment : segments)
-    for (const float x : std::span(segment.x, static_cast<size_t>(segment.count)))
-      if (std::isfinite(x)) *largest = std::max(*largest, std::abs(x));
+    for (int64_t i = 0; i < segment.count; ++i)
+      if (const float x = value_at(segment, i); std::isfinite(x)) *largest = std::max(*largest, std::abs(x));
 }
 
 void add_words(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count) {

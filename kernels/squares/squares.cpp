@@ -8,9 +8,9 @@
 namespace sherd {
 
 Work work_of(const Device&, const std::vector<SquaresSegment>& segments) {
-  int64_t count = 0;
-  for (const SquaresSegment& s : segments) count += s.count;
-  return {.bytes = count * static_cast<int64_t>(sizeof(float))};
+  int64_t bytes = 0;
+  for (const SquaresSegment& s : segments) bytes += s.count * size_of(s.dtype);
+  return {.bytes = bytes};
 }
 
 }  // namespace sherd
@@ -23,8 +23,11 @@ namespace {
 
 void check_pieces(Check& check, std::span<const SquaresSegment> segments) {
   check_counts(check, segments);
-  for (size_t i = 0; i < segments.size(); ++i)
+  for (size_t i = 0; i < segments.size(); ++i) {
     check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
+    check.that(segments[i].dtype == DType::f32 || segments[i].dtype == DType::bf16,
+               fmt::format("segment {}: x is {}, must be f32 or bf16", i, name_of(segments[i].dtype)));
+  }
   check.done();
 }
 

@@ -12,12 +12,13 @@ namespace sherd {
 
 /// A piece whose squares, or magnitudes, are summed.
 struct SquaresSegment {
-  const float* x = nullptr;
+  const void* x = nullptr;
   int64_t count = 0;
   /// ExactSum::kWords words that sum, zeros and non-finite elements are added to; null: none of it.
   int64_t* sum = nullptr;
   /// The number of non-finite elements is added here as well; may be null.
   int64_t* non_finite = nullptr;
+  DType dtype = DType::f32;  // of x: f32 or bf16
 };
 
 Work work_of(const Device& device, const std::vector<SquaresSegment>& segments);

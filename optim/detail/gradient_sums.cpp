@@ -1,5 +1,7 @@
 #include <sherd/optim/detail/gradient_sums.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <span>
 #include <string>
@@ -34,7 +36,7 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 
 SquaresSegment segment_of(const Parameter& p, int64_t* sum, int64_t* elsewhere) {
   const Tensor g = p.grad_shard();
-  return {g.data<float>(), g.numel(), sum, elsewhere};
+  return {g.raw(), g.numel(), sum, elsewhere, g.dtype()};
 }
 
 Tensor zeros(Device& device, int64_t words) {
@@ -250,6 +252,11 @@ std::vector<ScaleSegment> pieces(const ShardRuntime& runtime, const UpdateSet* s
     if (!counts(*g) && !with_ignored) continue;
     for (auto& p : chosen_of(*g, set)) {
       const Tensor grad = p.grad_shard();
+      if (grad.dtype() != DType::f32)
+        throw NotSupported(
+            fmt::format("clip_grad_value: the gradient of '{}' is {} (FullyShardOptions::grad_dtype); clip by "
+                        "norm, or keep gradients in f32",
+                        p.name(), name_of(grad.dtype())));
       pieces.push_back({grad.data<float>(), grad.numel()});
     }
   }

@@ -6,9 +6,10 @@
 
 namespace sherd::ops::door {
 
-inline void check_state_dtype(Check& check, DType state) {
-  check.that(state == DType::f32 || state == DType::bf16,
-             fmt::format("states are {}, must be f32 or bf16", name_of(state)));
+inline void check_dtypes(Check& check, const RestForms& forms) {
+  for (const auto& [what, dtype] : {std::pair("states", forms.state), {"gradients", forms.gradient}})
+    check.that(dtype == DType::f32 || dtype == DType::bf16,
+               fmt::format("{} are {}, must be f32 or bf16", what, name_of(dtype)));
 }
 
 /// Low halves exist where the form is split, and a count of updates where values are rounded.

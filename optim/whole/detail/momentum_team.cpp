@@ -30,7 +30,9 @@ std::vector<StateForm> forms_of(const std::vector<MomentumTeam::Slot>& slots) {
 
 }  // namespace
 
-RestForms MomentumTeam::Slot::forms() const { return {param.group().plan().master, state_dtype}; }
+RestForms MomentumTeam::Slot::forms() const {
+  return {param.group().plan().master, state_dtype, param.group().plan().grad_dtype};
+}
 
 MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& rule,
                            const MomentumOptions& options, MatrixStreams& streams,
@@ -50,6 +52,10 @@ MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& 
   // A skip flag that is always set, for parameters that are frozen at present.
   skip_frozen_ = Tensor::empty(device, {1}, DType::i64, MemoryClass::optimizer, "optimizer status");
   ops::fill(device.compute(), skip_frozen_, 1);
+  if (rule_.takes_gradient()) {
+    zero_ = Tensor::empty(device, {1}, DType::f32, MemoryClass::optimizer, "optimizer status");
+    ops::fill(device.compute(), zero_, 0);
+  }
   const auto draws = [&](const Slot& slot) {
     return slot.forms().master == Master::bf16 ||
            (slot.momentum.defined() && slot.state_dtype == DType::bf16);
@@ -108,7 +114,8 @@ void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChun
     const Slot& slot = slot_of(seg.matrix);
     const Parameter& p = slot.param;
     const double l2 = options_.decay == MatrixDecay::l2 ? slot.weight_decay : 0;
-    const RestForms forms{slot.forms().master, takes_gradient ? DType::f32 : slot.state_dtype};
+    RestForms forms = slot.forms();
+    if (takes_gradient) forms.state = forms.gradient;
     const std::tuple kind{l2, p.frozen(), forms};
     const Tensor state = takes_gradient ? p.grad_shard() : slot.momentum;
     const Tensor weights = l2 != 0 ? p.shard() : Tensor(), low = l2 != 0 ? p.shard_low() : Tensor();
@@ -116,10 +123,11 @@ void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChun
       const RestPiece buffer(pass.open(state, begin, count, !p.frozen()), begin),
           weight(pass.open(weights, begin, count, false), begin),
           halves(pass.open(low, begin, count, false), begin);
-      // The pass rounds the buffer alone.
-      for (const NoiseRun& run : rest_runs(p, {Master::f32, forms.state}, begin, count, slot.updates))
+      // The pass rounds the buffer alone, and no gradient.
+      for (const NoiseRun& run :
+           rest_runs(p, {Master::f32, forms.state}, begin, count, takes_gradient ? zero_ : slot.updates))
         passes[kind].push_back({.buffer = buffer.at(run.begin),
-                                .gradient = p.grad_shard().data<float>() + run.begin,
+                                .gradient = RestPiece(p.grad_shard()).at(run.begin),
                                 .weight = weight.at(run.begin),
                                 .count = run.count,
                                 .at = seg.at < 0 ? seg.at : seg.at + run.begin - seg.local,
