@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -14,7 +15,8 @@ namespace {
 
 using detail::like;
 
-Tensor from(const Tensor& x, int64_t element) { return x.flat(element, x.numel()); }
+// Nothing of an x without elements.
+Tensor from(const Tensor& x, int64_t element) { return x.flat(std::min(element, x.numel()), x.numel()); }
 
 /// Layout of one exchange. Collectives get unowned views: all memory is used on the compute stream alone.
 struct Exchange {
@@ -48,9 +50,7 @@ struct Exchange {
   }
 
   /// Rows by rank, then sequence, then position, to or from rows by sequence, then position.
-  Tensor by_position(Stream& s, const Tensor& x, bool from_ranks) const {
-    if (batch == 1) return x;
-    Tensor out = like(x);
+  void by_position(Stream& s, const Tensor& out, const Tensor& x, bool from_ranks) const {
     const int64_t w = x.size(1);
     for (int r = 0; r < ranks.size(); ++r) {
       const int64_t begin = ranks.begin_of(seq, r), run = rows_of(r) / batch * w;
@@ -60,28 +60,36 @@ struct Exchange {
       else
         ops::strided_copy(s, from(out, of_rank), run, from(x, of_sequence), seq * w, batch, run);
     }
-    return out;
   }
 
-  Tensor spread(Stream& s, const Tensor& x) const {
+  void spread(Stream& s, const Tensor& out, const Tensor& x) const {
     const Tensor sent = like(x, {ranks.size() * here(), share()});
     for_shares([&](int64_t part, int64_t columns, int64_t at, int64_t begin) {
       ops::strided_copy(s, from(sent, part * share() + at), share(), from(x, begin), width(), here(),
                         columns);
     });
-    const Tensor received = like(x, {batch * seq, share()});
+    const Tensor received = batch == 1 ? out : like(out);
     ranks.comm->all_to_all_v(s, received.unowned_view(), counts(false), sent.unowned_view(), counts(true));
-    return by_position(s, received, true);
+    if (batch > 1) by_position(s, out, received, true);
+  }
+  Tensor spread(Stream& s, const Tensor& x) const {
+    Tensor out = like(x, {batch * seq, share()});
+    spread(s, out, x);
+    return out;
   }
 
-  Tensor collect(Stream& s, const Tensor& x) const {
-    const Tensor sent = by_position(s, x, false), received = like(x, {ranks.size() * here(), share()});
+  void collect(Stream& s, const Tensor& out, const Tensor& x) const {
+    const Tensor sent = batch == 1 ? x : like(x), received = like(x, {ranks.size() * here(), share()});
+    if (batch > 1) by_position(s, sent, x, false);
     ranks.comm->all_to_all_v(s, received.unowned_view(), counts(true), sent.unowned_view(), counts(false));
-    Tensor out = like(x, {here(), width()});
     for_shares([&](int64_t part, int64_t columns, int64_t at, int64_t begin) {
       ops::strided_copy(s, from(out, begin), width(), from(received, part * share() + at), share(), here(),
                         columns);
     });
+  }
+  Tensor collect(Stream& s, const Tensor& x) const {
+    Tensor out = like(x, {here(), width()});
+    collect(s, out, x);
     return out;
   }
 };
@@ -116,17 +124,23 @@ ContextParallel ContextParallel::of(const DeviceMesh& mesh, const std::string& d
   return ranks;
 }
 
-Tensor ContextParallel::slice(const Tensor& x) const {
-  if (size() == 1) return x;
-  if (x.dim() != 2)
-    throw ShapeMismatch(
-        fmt::format("ContextParallel::slice(): the value is {}, must be [batch, seq]", to_string(x.shape())));
-  const int64_t seq = x.size(1), begin = begin_of(seq, rank()), here = begin_of(seq, rank() + 1) - begin;
+std::pair<int64_t, int64_t> ContextParallel::own_positions(int64_t seq) const {
   if (seq < size())
     throw InvalidArgument(
         fmt::format("sequences of {} positions over {} context-parallel ranks: each needs at least one; use "
                     "longer sequences or fewer ranks",
                     seq, size()));
+  return {begin_of(seq, rank()), begin_of(seq, rank() + 1)};
+}
+
+Tensor ContextParallel::slice(const Tensor& x) const {
+  if (size() == 1) return x;
+  if (x.dim() != 2)
+    throw ShapeMismatch(
+        fmt::format("ContextParallel::slice(): the value is {}, must be [batch, seq]", to_string(x.shape())));
+  const int64_t seq = x.size(1);
+  const auto [begin, end] = own_positions(seq);
+  const int64_t here = end - begin;
   Tensor out = like(x, {x.size(0), here});
   if (out.numel() > 0)
     ops::strided_copy(x.device().compute(), out, here, from(x, begin), seq, x.size(0), here);
@@ -141,7 +155,10 @@ Tensor ContextParallel::whole(Stream& s, const Tensor& rows, int64_t seq) const 
   for (int r = 0; r < size(); ++r) counts.push_back(e.rows_of(r) * rows.size(1));
   const Tensor all = like(rows, {e.batch * seq, rows.size(1)});
   comm->all_gather_v(s, all.unowned_view(), counts, rows.unowned_view());
-  return e.by_position(s, all, true);
+  if (e.batch <= 1) return all;
+  Tensor out = like(all);
+  e.by_position(s, out, all, true);
+  return out;
 }
 
 Var SequenceSlice::to_heads(const Var& x, const std::vector<int64_t>& blocks, int64_t batch) const {
@@ -167,6 +184,22 @@ Var SequenceSlice::to_rows(const Var& x, const std::vector<int64_t>& blocks, int
                                                    const BackwardCall& call) -> std::vector<Gradient> {
         return {e.spread(s, call.output().tensor(*device, {e.here(), e.width()}, dtype))};
       });
+}
+
+void SequenceSlice::to_heads(Stream& s, const Tensor& out, const Tensor& x,
+                             const std::vector<int64_t>& blocks, int64_t batch) const {
+  const Exchange e = exchange_of("to_heads", *this, blocks, batch);
+  require_shape("to_heads", x, {e.here(), e.width()}, e);
+  require_shape("to_heads", out, {batch * seq, e.share()}, e);
+  e.spread(s, out, x);
+}
+
+void SequenceSlice::to_rows(Stream& s, const Tensor& out, const Tensor& x, const std::vector<int64_t>& blocks,
+                            int64_t batch) const {
+  const Exchange e = exchange_of("to_rows", *this, blocks, batch);
+  require_shape("to_rows", x, {batch * seq, e.share()}, e);
+  require_shape("to_rows", out, {e.here(), e.width()}, e);
+  e.collect(s, out, x);
 }
 
 }  // namespace sherd::nn

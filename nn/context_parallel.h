@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/comm/core/communicator.h>
@@ -35,6 +36,8 @@ struct ContextParallel {
   /// Returns the start of a rank's slice of a sequence: [begin_of(seq, rank), begin_of(seq, rank + 1)). Slices differ by at
   /// most one position.
   int64_t begin_of(int64_t seq, int of_rank) const { return seq * of_rank / size(); }
+  /// Returns begin and end of this rank's slice. @throws InvalidArgument for sequences shorter than the number of ranks.
+  std::pair<int64_t, int64_t> own_positions(int64_t seq) const;
   /// Returns this rank's slices [batch, here] of x [batch, seq]: tokens, targets that were shifted before, and other values
   /// for each position. @throws ShapeMismatch; InvalidArgument for sequences shorter than the number of ranks.
   Tensor slice(const Tensor& x) const;
@@ -60,6 +63,12 @@ struct SequenceSlice {
   Var to_heads(const Var& x, const std::vector<int64_t>& blocks, int64_t batch) const;
   /// Returns the inverse: [batch * here, sum of blocks] of [batch * seq, sum of blocks / size].
   Var to_rows(const Var& x, const std::vector<int64_t>& blocks, int64_t batch) const;
+  /// Write the same to `out`, which has the result's shape, without a tape. `s` is the compute stream, and the caller keeps the
+  /// memory of both until it has run this. Not in a group of one.
+  void to_heads(Stream& s, const Tensor& out, const Tensor& x, const std::vector<int64_t>& blocks,
+                int64_t batch) const;
+  void to_rows(Stream& s, const Tensor& out, const Tensor& x, const std::vector<int64_t>& blocks,
+               int64_t batch) const;
 };
 
 }  // namespace sherd::nn
