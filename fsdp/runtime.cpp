@@ -415,7 +415,8 @@ bool ShardRuntime::complete_backward() {
         fmt::format("{}: the {} ranks of mesh dimension '{}' share sequences, but no attention of this step "
                     "has exchanged heads "
                     "over them, so each would have trained on its slices as on sequences of their own; set "
-                    "nn::AttentionOptions::context, or multiply the dimension into shard_dim",
+                    "nn::AttentionOptions::context (libtorch: call sherd::torch::context_attention()), or "
+                    "multiply the dimension into shard_dim",
                     device_.label(), context_->context_ranks, options_.context_dim));
   sets_->set_ready(absent);
   return any_trains || !any_trainable;

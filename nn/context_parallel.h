@@ -34,8 +34,8 @@ struct ContextParallel {
   int size() const { return comm ? comm->size() : 1; }
   int rank() const { return comm ? comm->rank() : 0; }
   /// Returns the start of a rank's slice of a sequence: [begin_of(seq, rank), begin_of(seq, rank + 1)). Slices differ by at
-  /// most one position.
-  int64_t begin_of(int64_t seq, int of_rank) const { return seq * of_rank / size(); }
+  /// most one position; rank 0 has one of the longest.
+  int64_t begin_of(int64_t seq, int of_rank) const { return (seq * of_rank + size() - 1) / size(); }
   /// Returns begin and end of this rank's slice. @throws InvalidArgument for sequences shorter than the number of ranks.
   std::pair<int64_t, int64_t> own_positions(int64_t seq) const;
   /// Returns this rank's slices [batch, here] of x [batch, seq]: tokens, targets that were shifted before, and other values

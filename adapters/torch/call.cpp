@@ -26,6 +26,11 @@ constexpr const char* kHowToDrop =
 
 }  // namespace
 
+Unit*& running_unit() {
+  static thread_local Unit* unit = nullptr;
+  return unit;
+}
+
 /// A forward of a unit, from unsharded weights to resharded ones.
 class Forward {
  public:
@@ -161,6 +166,7 @@ struct CallScope::Impl {
   // Autocast caches its casts of weights between calls. This call would use a cast that an earlier call
   // recorded, and its backward does not include it. All casts of a model's weights would also exist at once.
   const bool cached = at::autocast::is_autocast_cache_enabled();
+  Unit* const around = std::exchange(detail::running_unit(), &forward.unit().unit());
 };
 
 CallScope::CallScope(const ::torch::nn::Module& module, const detail::Attached* attached) {
@@ -181,7 +187,9 @@ CallScope::CallScope(const ::torch::nn::Module& module, const detail::Attached* 
 }
 
 CallScope::~CallScope() {
-  if (impl_) at::autocast::set_autocast_cache_enabled(impl_->cached);
+  if (!impl_) return;
+  at::autocast::set_autocast_cache_enabled(impl_->cached);
+  detail::running_unit() = impl_->around;
 }
 
 void CallScope::inputs(const std::vector<at::Tensor*>& tensors) {

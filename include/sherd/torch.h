@@ -12,6 +12,7 @@
 #include <sherd/optim/schedule.h>
 #include <sherd/torch/broadcast.h>
 #include <sherd/torch/call.h>
+#include <sherd/torch/context_attention.h>
 #include <sherd/torch/convert.h>
 #include <sherd/torch/device.h>
 #include <sherd/torch/device_memory.h>

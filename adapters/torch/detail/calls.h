@@ -13,6 +13,9 @@
 
 namespace sherd::torch::detail {
 
+/// Unit of this thread's innermost call of a wrapped module; null outside of calls.
+Unit*& running_unit();
+
 /// One recorded forward of a unit and its backward. Two functions in autograd's graph hold it. The one on the
 /// results runs first in backward. The one on the arguments runs last: autograd runs functions in the reverse
 /// order of recording. A call whose arguments need no gradient has no function there. It ends with the
