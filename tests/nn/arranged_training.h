@@ -28,7 +28,13 @@ struct TrainingPlan {
   int64_t batch = 4, seq = 9;  // of all data-parallel ranks together
   int64_t steps = 3;
   float next_weight = 0;  // of the loss of multi-token prediction
-  /// Losses of all rows and the objective; default: the model's own.
+  /// Documents of a step's sequences [rows, seq], from number `first` on.
+  std::function<nn::Documents(Device&, const Shape&, int64_t first)> documents{};
+  int64_t ignored_every = 0;  // each such target is kIgnoredTarget
+  Algorithm optimizer = Algorithm::adamw;
+  double eps = 1e-4;  // of AdamW
+  double tau = 100;   // of QkClip, with Arrangement::logit_maxima
+  /// Losses of this rank's rows and the objective, of its slices of the targets; default: the model's own.
   std::function<nn::CrossEntropy(nn::CausalModel&, const nn::Var& tokens, const Tensor& targets, float scale)>
       objective{};
   /// On every rank: before the model is sharded, and behind the last step.
@@ -36,12 +42,14 @@ struct TrainingPlan {
   Look look{};
 };
 
-/// i32 [shape], sequences from the one of number `first` on.
+/// i32 [shape], sequences from the one of number `first` on; every so many-th is kIgnoredTarget.
 inline Tensor tokens(Device& device, const nn::ModelDescription& m, const Shape& shape, int64_t first,
-                     int64_t salt) {
+                     int64_t salt, int64_t ignored_every = 0) {
   std::vector<int32_t> all;
   for (int64_t i = first * shape[1]; i < (first + shape[0]) * shape[1]; ++i)
-    all.push_back(static_cast<int32_t>((i * i * 7 + 31 * salt + i) % m.vocab));
+    all.push_back(ignored_every > 0 && i % ignored_every == 0
+                      ? kIgnoredTarget
+                      : static_cast<int32_t>((i * i * 7 + 31 * salt + i) % m.vocab));
   const Tensor t = Tensor::empty(device, shape, DType::i32, "data");
   ops::copy_from_host(device.compute(), t, all.data(), t.nbytes());
   return t;
@@ -74,16 +82,22 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
     for (auto& [name, p] : model.named_parameters())
       if (name.ends_with("k_attn.bias")) Parameter(p).freeze();
     if (plan.prepare) plan.prepare(model);
-    const Routing routing = route(model, {.optimizer = Algorithm::adamw});
+    if (a.layout == LayoutPolicy::whole_param)
+      for (auto& [name, p] : model.named_parameters())
+        if (p.shape().size() == 2) Parameter(p).set_cut(CutClass::row);
+    const Routing routing = route(model, {.optimizer = plan.optimizer});
     arranged.shard();
-    Optimizer optimizer(model, routing, {.adamw = {.eps = 1e-4}, .weight_decay = 0.1});
+    Optimizer optimizer(model, routing, {.adamw = {.eps = plan.eps}, .weight_decay = 0.1});
+    if (a.logit_maxima)
+      optimizer.after_update(
+          std::make_shared<QkClip>(model, model.logit_maxima(), QkClipOptions{.tau = plan.tau}));
     nn::Tape tape;
     std::vector<float> losses, norms, next_losses;
     std::vector<int64_t> zeros;
     const int64_t rows = plan.batch / a.data_ranks(), first = arranged.data_rank * rows;
     const Shape shape{rows, plan.seq};
     for (int64_t step = 0; step < plan.steps; ++step) {
-      const float scale = 1.0f / static_cast<float>(numel_of(shape));
+      const float scale = static_cast<float>(a.context) / static_cast<float>(numel_of(shape));
       nn::NextTokens next;
       if (plan.next_weight > 0) {
         next = {.tokens = tokens(*rank.device, m, shape, first, step + 1),
@@ -93,9 +107,12 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
         ops::fill(rank.device->compute(), next.loss_sum, 0);
       }
       const nn::Var in = tape.input(tokens(*rank.device, m, shape, first, step));
-      const Tensor targets = tokens(*rank.device, m, shape, first, step + 1);
-      const nn::CrossEntropy loss = plan.objective ? plan.objective(model, in, targets, scale)
-                                                   : model(in, targets, scale, Tensor(), next);
+      const Tensor targets = tokens(*rank.device, m, shape, first, step + 1, plan.ignored_every);
+      const nn::Documents documents =
+          plan.documents ? plan.documents(*rank.device, shape, first) : nn::Documents();
+      const nn::CrossEntropy loss = plan.objective
+                                        ? plan.objective(model, in, arranged.context.slice(targets), scale)
+                                        : model(in, targets, scale, documents, next);
       if (plan.next_weight > 0) {
         double sum = 0;
         ops::copy_to_host(rank.device->compute(), &sum, next.loss_sum);

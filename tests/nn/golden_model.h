@@ -22,10 +22,15 @@ struct Arrangement {
   nn::LoraOptions lora{};
   int replicas = 1;
   bool default_ep = false;  // CausalModelOptions::ep as it is: experts are parameters of their blocks
-  int data_ranks() const { return ranks / tp; }
+  int context = 1;
+  LayoutPolicy layout = LayoutPolicy::ragged;
+  bool logit_maxima = false;
+  /// Ranks with different sequences.
+  int data_ranks() const { return ranks / (tp * context); }
   std::vector<MeshDim> dims() const {
     std::vector<MeshDim> all = {{"shard", data_ranks() / replicas}};
     if (replicas > 1) all.insert(all.begin(), {"replicate", replicas});
+    if (context > 1) all.push_back({"context", context});
     if (tp > 1) all.push_back({"tp", tp});
     return all;
   }
@@ -35,11 +40,13 @@ struct Arrangement {
 /// among them.
 struct ArrangedModel {
   ArrangedModel(RankContext& rank, const nn::ModelDescription& m, const Arrangement& a, uint64_t seed = 0)
-      : mesh(rank.world, a.dims()) {
+      : mesh(rank.world, a.dims()), context(nn::ContextParallel::of(mesh)) {
     nn::CausalModelOptions o{.tp = nn::TensorParallel::of(mesh),
+                             .context = context,
                              .sequence_parallel = a.sequence_parallel,
                              .logits_chunk = a.logits_chunk,
-                             .lora = a.lora};
+                             .lora = a.lora,
+                             .logit_maxima = a.logit_maxima};
     if (m.mixture.experts > 0 && !a.default_ep) {
       expert_mesh.emplace(rank.world,
                           std::vector<MeshDim>{{"expert_shard", a.ranks / a.ep}, {"expert", a.ep}});
@@ -47,9 +54,10 @@ struct ArrangedModel {
     }
     model = causal_model(m, o);
     model->set_recompute(a.recompute);
-    data_rank = rank.world->rank() / a.tp;
+    data_rank = rank.world->rank() / (a.tp * a.context);
     options.strategy = a.strategy;
     options.compute_dtype = a.compute;
+    options.layout = a.layout;
     root.seed = seed;
   }
   void shard() {
@@ -63,6 +71,7 @@ struct ArrangedModel {
   }
 
   DeviceMesh mesh;
+  nn::ContextParallel context;
   std::optional<DeviceMesh> expert_mesh;
   std::unique_ptr<nn::CausalModel> model;
   FullyShardOptions options;

@@ -1,0 +1,493 @@
+// Context parallelism: exchanges of slices for heads, attention between them, models on any arrangement of ranks, traffic and
+// memory, refusals, and a module of the caller's own.
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "arranged_training.h"
+#include "loose_parameters.h"
+#include "support/message_of.h"
+#include "temporary_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using nn::ContextParallel;
+using nn::ModelDescription;
+using nn::SequenceSlice;
+using nn::Var;
+using Floats = std::vector<float>;
+
+Tensor tensor(Device& device, const Shape& shape, const Floats& values, DType dtype = DType::f32) {
+  const Tensor t = Tensor::empty(device, shape, DType::f32, "test");
+  ops::copy_from_host(device.compute(), t, values.data(), t.nbytes());
+  if (dtype == DType::f32) return t;
+  const Tensor narrow = Tensor::empty(device, shape, dtype, "test");
+  ops::cast(device.compute(), narrow, t);
+  return narrow;
+}
+
+/// Values near 1, of both signs; of few bits, so that bf16 holds them.
+Floats wave(int64_t count, int salt) {
+  Floats all;
+  for (int64_t i = 0; i < count; ++i)
+    all.push_back(static_cast<float>((i * i * 13 + 37 * i + 11 * salt) % 127 - 63) / 32);
+  return all;
+}
+
+/// Rows of one rank's slices, of rows [batch * seq, columns] of whole sequences.
+Floats rows_of_slices(const Floats& whole, int64_t batch, int64_t seq, int64_t columns,
+                      const ContextParallel& ranks) {
+  Floats own;
+  for (int64_t b = 0; b < batch; ++b)
+    own.insert(own.end(), whole.begin() + (b * seq + ranks.begin_of(seq, ranks.rank())) * columns,
+               whole.begin() + (b * seq + ranks.begin_of(seq, ranks.rank() + 1)) * columns);
+  return own;
+}
+
+/// Columns of one rank's share of each block.
+Floats share_of(const Floats& whole, const std::vector<int64_t>& blocks, const ContextParallel& ranks) {
+  int64_t width = 0;
+  for (const int64_t b : blocks) width += b;
+  Floats own;
+  for (size_t row = 0; row < whole.size(); row += static_cast<size_t>(width)) {
+    int64_t begin = 0;
+    for (const int64_t b : blocks) {
+      const int64_t part = b / ranks.size();
+      const auto at = whole.begin() + static_cast<std::ptrdiff_t>(row) + begin + ranks.rank() * part;
+      own.insert(own.end(), at, at + part);
+      begin += b;
+    }
+  }
+  return own;
+}
+
+/// Calls body(rank, ranks of "context") on so many ranks.
+void on_ranks(int size, const std::function<void(RankContext&, const ContextParallel&)>& body) {
+  launch(size, [&](RankContext& rank) {
+    body(rank, ContextParallel::of(DeviceMesh(rank.world, {{"context", size}})));
+  });
+}
+
+TEST(ContextSlices, ExchangesMoveEveryElementToItsPlaceAndBack) {
+  for (const int size : {1, 2, 3, 4})
+    for (const int64_t batch : {1, 2, 3})
+      for (const int64_t seq : {4, 7, 8, 9})
+        for (const DType dtype : {DType::f32, DType::bf16})
+          on_ranks(size, [&](RankContext& rank, const ContextParallel& ranks) {
+            SCOPED_TRACE(fmt::format("{} ranks, batch {}, seq {}", size, batch, seq));
+            Stream& s = rank.device->compute();
+            const std::vector<int64_t> blocks{24, 12, 12};
+            const SequenceSlice slice{ranks, seq};
+            const Floats whole = wave(batch * seq * 48, 1), into = wave(batch * seq * 48, 2);
+            const Floats own = rows_of_slices(whole, batch, seq, 48, ranks);
+            const auto here = static_cast<int64_t>(own.size()) / 48;
+            nn::Tape tape;
+            const Var x = tape.leaf(tensor(*rank.device, {here, 48}, own, dtype));
+            const Var heads = slice.to_heads(x, blocks, batch);
+            EXPECT_EQ(heads.shape(), (Shape{batch * seq, 48 / size}));
+            EXPECT_EQ(ops::to_floats(s, heads.value()), share_of(whole, blocks, ranks));
+            const Var back = slice.to_rows(heads, blocks, batch);
+            EXPECT_EQ(ops::to_floats(s, back.value()), own);
+            // The gradient of `heads` is another value's, and comes back to the rows that it belongs to.
+            const Tensor g = tensor(*rank.device, heads.shape(), share_of(into, blocks, ranks), dtype);
+            tape.backward(nn::sum(nn::cast(heads * Var(g), DType::f32)));
+            EXPECT_EQ(ops::to_floats(s, tape.gradient(x)), rows_of_slices(into, batch, seq, 48, ranks));
+
+            const Var y = tape.leaf(heads.value());
+            const Var rows = slice.to_rows(y, blocks, batch);
+            const Tensor h =
+                tensor(*rank.device, {here, 48}, rows_of_slices(into, batch, seq, 48, ranks), dtype);
+            tape.backward(nn::sum(nn::cast(rows * Var(h), DType::f32)));
+            EXPECT_EQ(ops::to_floats(s, tape.gradient(y)), share_of(into, blocks, ranks));
+            EXPECT_EQ(ops::to_floats(s, ranks.whole(s, x.value(), seq)), whole);
+          });
+}
+
+TEST(ContextSlices, TokensAreCutIntoContiguousSlicesThatDifferByOneAtMost) {
+  for (const int size : {1, 2, 3, 4})
+    for (const int64_t seq : {4, 5, 7, 64})
+      on_ranks(size, [&](RankContext& rank, const ContextParallel& ranks) {
+        const int64_t here = ranks.begin_of(seq, ranks.rank() + 1) - ranks.begin_of(seq, ranks.rank());
+        EXPECT_GE(here, seq / size);
+        EXPECT_LE(here, (seq + size - 1) / size);
+        EXPECT_EQ(ranks.begin_of(seq, 0), 0);
+        EXPECT_EQ(ranks.begin_of(seq, size), seq);
+        const Floats whole = wave(2 * seq, 3);
+        EXPECT_EQ(ops::to_floats(rank.device->compute(), ranks.slice(tensor(*rank.device, {2, seq}, whole))),
+                  rows_of_slices(whole, 2, seq, 1, ranks));
+      });
+}
+
+TEST(ContextSlices, ValuesThatDoNotFitAreRefusedOnEveryRank) {
+  on_ranks(3, [](RankContext& rank, const ContextParallel& ranks) {
+    const SequenceSlice slice{ranks, 7};
+    const auto rows = [&](int64_t n, int64_t columns) {
+      return Var(tensor(*rank.device, {n, columns}, wave(n * columns, 0)));
+    };
+    const int64_t here = ranks.begin_of(7, ranks.rank() + 1) - ranks.begin_of(7, ranks.rank());
+    EXPECT_THAT(message_of<InvalidArgument>([&] { slice.to_heads(rows(here, 4), {4}, 1); }),
+                HasSubstr("to_heads: 3 ranks do not divide a block of 4 columns"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { slice.to_rows(rows(7, 2), {4}, 1); }),
+                HasSubstr("to_rows: 3 ranks do not divide a block of 4 columns"));
+    EXPECT_THAT(
+        message_of<ShapeMismatch>([&] { slice.to_heads(rows(here + 1, 6), {6}, 1); }),
+        AllOf(HasSubstr("to_heads: the value is"), HasSubstr("1 sequences of 7 positions over 3 ranks")));
+    EXPECT_THAT(message_of<ShapeMismatch>([&] { slice.to_rows(rows(7, 3), {6}, 1); }),
+                HasSubstr("to_rows: the value is [7, 3], must be [7, 2]"));
+    EXPECT_THAT(message_of<ShapeMismatch>([&] { ranks.slice(tensor(*rank.device, {6}, wave(6, 0))); }),
+                HasSubstr("must be [batch, seq]"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] {
+                  ranks.slice(tensor(*rank.device, {3, 2}, wave(6, 0)));
+                }),
+                HasSubstr("sequences of 2 positions over 3 context-parallel ranks: each needs at least one"));
+  });
+}
+
+// Attention of whole sequences beside that of slices.
+
+struct Seen {
+  Floats out, dqkv, dsinks, maxima;
+};
+
+struct AttentionCase {
+  int64_t heads = 12, kv_heads = 12, window = 0;
+  bool sinks = false, documents = false, padding = false;
+  DType dtype = DType::f32;
+};
+
+constexpr int64_t kAttended = 2, kHeadDim = 4;
+
+/// Each row's document begins at its last multiple of 5, the second sequence's at that of 3.
+Tensor starts_of(Device& device, int64_t seq) {
+  std::vector<int32_t> starts;
+  for (int64_t b = 0; b < kAttended; ++b)
+    for (int64_t i = 0; i < seq; ++i) starts.push_back(static_cast<int32_t>(i - i % (b == 0 ? 5 : 3)));
+  const Tensor t = Tensor::empty(device, {kAttended, seq}, DType::i32, "test");
+  ops::copy_from_host(device.compute(), t, starts.data(), t.nbytes());
+  return t;
+}
+
+Seen attended(RankContext& rank, const ContextParallel& ranks, const AttentionCase& c, int64_t seq) {
+  Device& device = *rank.device;
+  Stream& s = device.compute();
+  const int64_t columns = (c.heads + 2 * c.kv_heads) * kHeadDim, out = c.heads * kHeadDim;
+  const Floats own = rows_of_slices(wave(kAttended * seq * columns, 1), kAttended, seq, columns, ranks),
+               into = rows_of_slices(wave(kAttended * seq * out, 2), kAttended, seq, out, ranks);
+  const auto here = static_cast<int64_t>(own.size()) / columns;
+  LooseParameters loose;
+  nn::Tape tape;
+  nn::AttentionOptions o{.batch = kAttended, .heads = c.heads, .kv_heads = c.kv_heads, .window = c.window};
+  if (c.sinks) o.sinks = loose.add(tensor(device, {c.heads}, wave(c.heads, 5)));
+  if (c.documents) o.starts = starts_of(device, seq);
+  if (c.padding) {
+    const std::vector<int32_t> lengths{static_cast<int32_t>(seq - 2), 1};
+    o.lengths = Tensor::empty(device, {kAttended}, DType::i32, "test");
+    ops::copy_from_host(s, o.lengths, lengths.data(), o.lengths.nbytes());
+  }
+  o.max_logits = tensor(device, {c.heads}, Floats(static_cast<size_t>(c.heads), -INFINITY));
+  o.context = {ranks, seq};
+  const Var qkv = tape.leaf(tensor(device, {here, columns}, own, c.dtype));
+  const Var y = nn::attention(qkv, o);
+  tape.backward(nn::sum(nn::cast(y * Var(tensor(device, {here, out}, into, c.dtype)), DType::f32)));
+  return {ops::to_floats(s, y.value()), ops::to_floats(s, tape.gradient(qkv)),
+          c.sinks ? ops::to_floats(s, loose.grad(0)) : Floats(), ops::to_floats(s, o.max_logits)};
+}
+
+TEST(ContextAttention, EachHeadHasTheBitsOfOneRankForwardAndBackward) {
+  for (const AttentionCase& c : {AttentionCase{},
+                                 {.kv_heads = 12, .window = 3},
+                                 {.heads = 24, .kv_heads = 12, .sinks = true},
+                                 {.heads = 24, .kv_heads = 12, .window = 4, .sinks = true, .documents = true},
+                                 {.documents = true, .padding = true},
+                                 {.heads = 24, .kv_heads = 12, .dtype = DType::bf16},
+                                 {.window = 2, .sinks = true, .padding = true, .dtype = DType::bf16}})
+    for (const int64_t seq : {4, 9, 40}) {
+      Seen want;
+      on_ranks(1, [&](RankContext& rank, const ContextParallel& one) { want = attended(rank, one, c, seq); });
+      for (const int size : {2, 3, 4})
+        on_ranks(size, [&](RankContext& rank, const ContextParallel& ranks) {
+          SCOPED_TRACE(fmt::format("{} heads, window {}, sinks {}, documents {}, seq {}, rank {} of {}",
+                                   c.heads, c.window, c.sinks, c.documents, seq, ranks.rank(), size));
+          const Seen got = attended(rank, ranks, c, seq);
+          EXPECT_EQ(got.out, rows_of_slices(want.out, kAttended, seq, c.heads * kHeadDim, ranks));
+          EXPECT_EQ(got.dqkv,
+                    rows_of_slices(want.dqkv, kAttended, seq, (c.heads + 2 * c.kv_heads) * kHeadDim, ranks));
+          // Of the heads that the rank computes, and of no other.
+          for (size_t h = 0; h < want.maxima.size(); ++h) {
+            const bool own = static_cast<int64_t>(h) * size / c.heads == ranks.rank();
+            EXPECT_EQ(got.maxima[h], own ? want.maxima[h] : -INFINITY) << h;
+            if (c.sinks) {
+              EXPECT_EQ(got.dsinks[h], own ? want.dsinks[h] : 0) << h;
+            }
+          }
+        });
+    }
+}
+
+TEST(ContextAttention, HeadsThatTheRanksDoNotDivideAndCachesAreRefused) {
+  on_ranks(2, [](RankContext& rank, const ContextParallel& ranks) {
+    const auto message = [&](int64_t heads, int64_t kv_heads, nn::KvCache::Layer* cache) {
+      const int64_t columns = (heads + 2 * kv_heads) * kHeadDim;
+      return message_of<InvalidArgument>([&] {
+        nn::attention(Var(tensor(*rank.device, {3, columns}, wave(3 * columns, 0))),
+                      {.heads = heads, .kv_heads = kv_heads, .cache = cache, .context = {ranks, 6}});
+      });
+    };
+    EXPECT_THAT(message(3, 3, nullptr),
+                HasSubstr("attention: 2 context-parallel ranks do not divide 3 heads and 3 key heads"));
+    EXPECT_THAT(message(4, 1, nullptr), HasSubstr("do not divide 4 heads and 1 key heads"));
+    nn::KvCache cache(*rank.device, 1, 8, 4, kHeadDim, DType::f32);
+    EXPECT_THAT(message(4, 4, &cache.layer(0)), HasSubstr("a cache keeps whole sequences"));
+  });
+}
+
+// Models.
+
+constexpr Strategy kAllStrategies[] = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
+                                       Strategy::optim_grads_params};
+
+const char* const kContextFamilies[] = {
+    "gpt2",        "llama",    "mistral",         "qwen2", "qwen3",       "qwen3_moe", "mixtral",
+    "deepseek_v3", "olmo2",    "glm4_moe",        "olmo3", "gemma3_text", "gpt_oss",   "mistral_longrope",
+    "qwen2_yarn",  "byte_gpt", "byte_gpt experts"};
+
+/// A family's tiny model with as many heads as so many ranks divide.
+ModelDescription fitting(const std::string& family, int ranks_of_heads) {
+  ModelDescription m = family.starts_with("byte_gpt") ? byte_gpt(family.ends_with("experts") ? 4 : 0)
+                                                      : GoldenFolder(family).description;
+  m.init_std = 0.2f;
+  if (m.kv_heads % ranks_of_heads != 0) {
+    const int64_t groups = m.heads / m.kv_heads;
+    m.kv_heads = ranks_of_heads;
+    m.heads = groups * m.kv_heads;
+  }
+  if (m.mixture.experts > 0) m.mixture.balance = 0.05;
+  return m;
+}
+
+/// Documents of 3 to 5 rows, other ones in each sequence; of the last sequence the last two rows are padding.
+nn::Documents packed(Device& device, const Shape& shape, int64_t first) {
+  std::vector<int32_t> starts, lengths;
+  for (int64_t b = first; b < first + shape[0]; ++b) {
+    for (int64_t i = 0; i < shape[1]; ++i) starts.push_back(static_cast<int32_t>(i - i % (3 + b % 3)));
+    lengths.push_back(static_cast<int32_t>(shape[1] - (b % 4 == 3 ? 2 : 0)));
+  }
+  const auto ints = [&](const Shape& of, const std::vector<int32_t>& values) {
+    const Tensor t = Tensor::empty(device, of, DType::i32, "test");
+    ops::copy_from_host(device.compute(), t, values.data(), t.nbytes());
+    return t;
+  };
+  return {ints(shape, starts), ints({shape[0]}, lengths)};
+}
+
+/// train() with a larger eps of AdamW, which is rate / eps = 10 times as sensitive to gradients: rounded to 1e-6 of a norm of
+/// 0.5, which they are clipped at, they move a weight by 5e-6.
+Outcome trained(const ModelDescription& m, const Arrangement& a, TrainingPlan plan = {}) {
+  plan.eps = 1e-3;
+  return train(m, a, plan);
+}
+
+/// expect_near(), and weights to 1e-5.
+void expect_as_context_one(const Outcome& got, const Outcome& want, const std::string& what) {
+  expect_near(got, want, what.c_str());
+  for (const auto& [name, values] : want.weights) {
+    const Floats& of = got.weights.at(name);
+    ASSERT_EQ(of.size(), values.size()) << what << ", " << name;
+    double most = 0;
+    for (size_t i = 0; i < values.size(); ++i)
+      most = std::max(most, std::abs(double{of[i]} - double{values[i]}));
+    EXPECT_LT(most, 1e-5) << what << ", " << name;
+  }
+}
+
+TEST(ContextParallel, FamiliesTrainAsWithoutIt) {
+  int i = 0;
+  for (const char* family : kContextFamilies)
+    for (const int context : {2, 3, 4}) {
+      const ModelDescription m = fitting(family, context);
+      TrainingPlan plan;
+      if (!is_gpt(m) && context != 4) plan.documents = packed;
+      const int data = context == 2 ? 2 : 1;
+      const Outcome want = trained(m, {.name = "context 1", .ranks = data}, plan);
+      const Arrangement a{.name = family,
+                          .ranks = data * context,
+                          .ep = m.mixture.experts > 0 && context == 2 ? 2 : 1,
+                          .strategy = kAllStrategies[static_cast<size_t>(i++ % 4)],
+                          .context = context};
+      expect_as_context_one(trained(m, a, plan), want, fmt::format("{}, context {}", family, context));
+    }
+}
+
+TEST(ContextParallel, BesideTensorParallelismAndExperts) {
+  int i = 0;
+  for (const char* family : kContextFamilies) {
+    const ModelDescription m = fitting(family, 4);
+    TrainingPlan plan;
+    if (!is_gpt(m)) plan.documents = packed;
+    const Outcome want = trained(m, {.name = "one"}, plan);
+    Arrangement a{.name = family, .ranks = 4, .tp = 2, .ep = m.mixture.experts > 0 ? 2 : 1, .context = 2};
+    a.strategy = kAllStrategies[static_cast<size_t>(i++ % 4)];
+    a.sequence_parallel = !is_byte_gpt(m) && i % 2 == 0;
+    a.recompute = i % 3 == 0;
+    expect_as_context_one(trained(m, a, plan), want, family);
+  }
+}
+
+// Sequences of other lengths than the ranks divide, down to a token a rank; one sequence for all of them.
+TEST(ContextParallel, AnyNumberOfTokensTrainsAsOnOneRank) {
+  for (const char* family : {"gpt2", "deepseek_v3"})
+    for (const int context : {2, 3, 4})
+      for (const int64_t seq : {4, 10}) {
+        const ModelDescription m = fitting(family, context);
+        for (const int64_t batch : {1, 3}) {
+          const TrainingPlan plan{.batch = batch, .seq = seq, .steps = 2};
+          expect_as_context_one(trained(m, {.name = "", .ranks = context, .context = context}, plan),
+                                trained(m, {.name = ""}, plan),
+                                fmt::format("{}, {} x {} tokens over {}", family, batch, seq, context));
+        }
+      }
+}
+
+TEST(ContextParallel, StrategiesLayoutsReplicasAndRecomputationHaveTheSameBits) {
+  for (const char* family : {"llama", "qwen3_moe", "deepseek_v3", "gpt_oss", "byte_gpt"}) {
+    const ModelDescription m = fitting(family, 2);
+    TrainingPlan plan;
+    if (!is_gpt(m)) plan.documents = packed;
+    for (const Algorithm optimizer : {Algorithm::adamw, Algorithm::muon}) {
+      plan.optimizer = optimizer;
+      Arrangement a{.name = family, .ranks = 4, .ep = m.mixture.experts > 0 ? 2 : 1, .context = 2};
+      a.strategy = Strategy::no_shard;
+      const Outcome want = trained(m, a, plan);
+      for (const Strategy s : {Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+        a.strategy = s;
+        expect_same_bits(trained(m, a, plan), want, name_of(s));
+        a.layout = s == Strategy::optim ? LayoutPolicy::even_rows : LayoutPolicy::whole_param;
+        expect_same_bits(trained(m, a, plan), want, name_of(a.layout));
+        a.layout = LayoutPolicy::ragged;
+      }
+      a.recompute = true;
+      expect_same_bits(trained(m, a, plan), want, "recomputed");
+      a.replicas = 2;
+      expect_same_bits(trained(m, a, plan), want, "replicas");
+      a.default_ep = true, a.ep = 1;
+      if (m.mixture.experts == 0) expect_same_bits(trained(m, a, plan), want, "no expert ranks given");
+    }
+  }
+}
+
+TEST(ContextParallel, MaskedTargetsMultiTokenPredictionAndSelectionBias) {
+  for (const char* family : {"deepseek_v3", "glm4_moe"}) {
+    ModelDescription m = fitting(family, 4);
+    m.mtp_layers = 1;
+    m.mixture.bias_speed = 0.01;
+    const TrainingPlan plan{.next_weight = 0.3f, .documents = packed, .ignored_every = 3};
+    const Outcome want = trained(m, {.name = "one"}, plan);
+    ASSERT_EQ(want.next_losses.size(), 3u);
+    for (const Arrangement& a : {Arrangement{.name = "context 2", .ranks = 4, .ep = 2, .context = 2},
+                                 {.name = "context 4", .ranks = 4, .recompute = true, .context = 4},
+                                 {.name = "context 2 tp 2", .ranks = 4, .tp = 2, .ep = 4, .context = 2},
+                                 {.name = "context 2 tp 2, rows split",
+                                 .ranks = 4,
+                                 .tp = 2,
+                                 .recompute = true,
+                                 .sequence_parallel = true,
+                                 .context = 2},
+                                 {.name = "context 2, replicas, no expert ranks given",
+                                 .ranks = 4,
+                                 .strategy = Strategy::optim,
+                                 .replicas = 2,
+                                 .default_ep = true,
+                                 .context = 2}})
+      expect_as_context_one(trained(m, a, plan), want, std::string(family) + ", " + a.name);
+  }
+}
+
+// A selection bias counts choices: equal in bits, as long as no choice is a near tie.
+TEST(ContextParallel, SelectionBiasesAreThoseOfOneRankInBits) {
+  ModelDescription m = fitting("deepseek_v3", 4);
+  m.mixture.bias_speed = 0.01, m.mixture.balance = 0;
+  std::map<std::string, Floats> want;
+  std::mutex mutex;
+  for (const Arrangement& a : {Arrangement{.name = "one"},
+                               {.name = "context 2", .ranks = 4, .ep = 2, .context = 2},
+                               {.name = "context 4", .ranks = 4, .recompute = true, .context = 4},
+                               {.name = "context 2 tp 2", .ranks = 4, .tp = 2, .context = 2}}) {
+    TrainingPlan plan{.documents = packed};
+    plan.look = [&](RankContext& rank, ArrangedModel& arranged, int) {
+      const std::lock_guard lock(mutex);
+      for (auto& [name, b] : arranged.model->named_buffers()) {
+        const Floats values = ops::to_floats(rank.device->compute(), b.data());
+        EXPECT_EQ(want.try_emplace(name, values).first->second, values) << a.name << ", " << name;
+      }
+    };
+    trained(m, a, plan);
+  }
+  EXPECT_EQ(want.size(), 2u);
+}
+
+TEST(ContextParallel, QkClipTakesTheLargestLogitsOfAllRanks) {
+  for (const char* family : {"llama", "deepseek_v3", "gpt_oss", "mixtral"}) {
+    const ModelDescription m = fitting(family, 4);
+    TrainingPlan plan{.documents = packed, .optimizer = Algorithm::muon, .tau = 0.05};
+    const Outcome want = trained(m, {.name = "one", .logit_maxima = true}, plan);
+    EXPECT_NE(trained(m, {.name = "without"}, plan).weights, want.weights)
+        << family << ": nothing was clipped";
+    for (const Arrangement& a :
+         {Arrangement{.name = "context 2", .ranks = 4, .context = 2, .logit_maxima = true},
+          {.name = "context 4", .ranks = 4, .recompute = true, .context = 4, .logit_maxima = true},
+          {.name = "context 2 tp 2", .ranks = 4, .tp = 2, .context = 2, .logit_maxima = true}})
+      expect_near(trained(m, a, plan), want, (std::string(family) + ", " + a.name).c_str());
+  }
+}
+
+TEST(ContextParallel, AdaptersAndObjectivesOfTheCallersOwn) {
+  const auto objective = [](nn::CausalModel& model, const Var& tokens, const Tensor& targets, float scale) {
+    const Var losses = model(tokens, nn::log_probs(targets.flat()));
+    return nn::CrossEntropy{nn::scale(nn::sum(losses), -scale), nn::scale(losses, -1).value()};
+  };
+  const auto of_rows = [](nn::CausalModel& model, const Var& tokens, const Tensor&, float scale) {
+    const Var values = nn::sum(nn::tanh(model(tokens, nn::HiddenRows{})), {1});
+    return nn::CrossEntropy{nn::scale(nn::sum(values * values), scale), values.value()};
+  };
+  const ModelDescription m = fitting("llama", 4);
+  const auto freeze_head = [](nn::CausalModel& model) {
+    for (auto& [name, p] : model.named_parameters())
+      if (name == "lm_head.weight") Parameter(p).freeze();
+  };
+  for (const Arrangement& a :
+       {Arrangement{.name = "context 2", .ranks = 4, .context = 2},
+        {.name = "context 2, all rows at once", .ranks = 2, .logits_chunk = 0, .context = 2},
+        {.name = "context 2 tp 2, rows split",
+        .ranks = 4,
+        .tp = 2,
+        .sequence_parallel = true,
+        .context = 2}}) {
+    expect_as_context_one(trained(m, a, {.objective = objective}),
+                          trained(m, {.name = ""}, {.objective = objective}), a.name);
+    expect_as_context_one(trained(m, a, {.objective = of_rows, .prepare = freeze_head}),
+                          trained(m, {.name = ""}, {.objective = of_rows, .prepare = freeze_head}), a.name);
+    Arrangement adapted = a, one{.name = ""};
+    adapted.lora = one.lora = {.rank = 2, .alpha = 4};
+    expect_as_context_one(trained(m, adapted), trained(m, one), a.name);
+  }
+}
+
+TEST(ContextParallel, Bf16StaysNearF32AndStrategiesAgreeInBits) {
+  for (const char* family : {"gpt2", "qwen3_moe", "gpt_oss"}) {
+    ModelDescription m = fitting(family, 2);
+    m.init_std = 0.02f;
+    Arrangement a{
+        .name = "bf16", .ranks = 4, .strategy = Strategy::no_shard, .compute = DType::bf16, .context = 2};
+    const Outcome want = trained(m, a);
+    EXPECT_LT(distance(want.losses, trained(m, {.name = "f32"}).losses), 0.01) << family;
+    a.strategy = Strategy::optim_grads_params;
+    expect_same_bits(trained(m, a), want, family);
+  }
+}
+}  // namespace
+}  // namespace sherd::test
