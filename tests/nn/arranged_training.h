@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -27,7 +28,9 @@ using Look = std::function<void(RankContext&, ArrangedModel&, int rank)>;
 struct TrainingPlan {
   int64_t batch = 4, seq = 9;  // of all data-parallel ranks together
   int64_t steps = 3;
-  float next_weight = 0;  // of the loss of multi-token prediction
+  int64_t first_step = 0;              // of these
+  std::filesystem::path from{}, to{};  // checkpoints of the state before and after them
+  float next_weight = 0;               // of the loss of multi-token prediction
   /// Documents of a step's sequences [rows, seq], from number `first` on.
   std::function<nn::Documents(Device&, const Shape&, int64_t first)> documents{};
   int64_t ignored_every = 0;  // each such target is kIgnoredTarget
@@ -91,12 +94,13 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
     if (a.logit_maxima)
       optimizer.after_update(
           std::make_shared<QkClip>(model, model.logit_maxima(), QkClipOptions{.tau = plan.tau}));
+    if (!plan.from.empty()) resume(plan.from, model, &optimizer);
     nn::Tape tape;
     std::vector<float> losses, norms, next_losses;
     std::vector<int64_t> zeros;
     const int64_t rows = plan.batch / a.data_ranks(), first = arranged.data_rank * rows;
     const Shape shape{rows, plan.seq};
-    for (int64_t step = 0; step < plan.steps; ++step) {
+    for (int64_t step = plan.first_step; step < plan.first_step + plan.steps; ++step) {
       const float scale = static_cast<float>(a.context) / static_cast<float>(numel_of(shape));
       nn::NextTokens next;
       if (plan.next_weight > 0) {
@@ -126,6 +130,10 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
       optimizer.step(0.01);
       model.update_selection_bias();
     }
+    if (!plan.to.empty())
+      CheckpointSaver(rank.world, checkpoint_tensors(model, &optimizer),
+                      {.folder = plan.to, .overwrite = true})
+          .save({.step = optimizer.steps(), .sequences = 0});
     model.set_training(false);
     const std::vector<float> logits =
         ops::to_floats(rank.device->compute(), model(tokens(*rank.device, m, {2, plan.seq}, 0, 9)));
