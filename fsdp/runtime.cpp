@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 #include <set>
+#include <utility>
 
 #include <sherd/fsdp/detail/bucket.h>
 #include <sherd/fsdp/detail/rank_comparison.h>
@@ -223,6 +224,7 @@ void ShardRuntime::drop_step(UpdateSet* set) {
   context_->order.reset();
   // The digest of uses covers one step.
   context_->log.begin_step();
+  context_->context_exchanged = false;
 }
 
 uint64_t ShardRuntime::step() const { return context_->order.step(); }

@@ -68,7 +68,7 @@ struct UnitContext {
   bool torn = false;               // an exception has ended an update of the weights
   int substitutions = 0;           // scopes of other weights in the place of the trained ones
   int context_ranks = 1;           // that share sequences (FullyShardOptions::context_dim of the root)
-  bool context_exchanged = false;  // an attention has exchanged heads over them
+  bool context_exchanged = false;  // an attention of this step has exchanged heads over them
   bool hold_gradients = false;     // nothing is reduced before the last microbatch
 
   PrefetchOrder order;

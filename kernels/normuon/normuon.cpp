@@ -20,7 +20,7 @@ void check_rows(Check& check, std::span<const RowSegment> segments, int64_t rows
     const RowSegment& r = segments[i];
     if (r.count <= 0) continue;
     check.that(r.x && r.moment, fmt::format("segment {}: x or moment is null", i));
-    check_state_dtype(check, r.dtype);
+    check_dtypes(check, {.state = r.dtype});
     check_forms(check, i, {Master::f32, r.dtype}, nullptr, r.noise);
     const bool sound = r.cols > 0 && r.first >= 0 && r.row >= 0;
     check.that(sound && r.row + (r.first + r.count - 1) / r.cols < rows,
