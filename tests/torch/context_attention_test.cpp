@@ -11,7 +11,7 @@
 // docs/libtorch.md
 #include "page/context_attention.h"
 
-namespace torch_test {
+namespace torch_test::context {
 namespace {
 
 using sherd::nn::ContextParallel;
@@ -357,4 +357,4 @@ TEST(TorchContextAttention, RefusesModelsThatDoNotExchange) {
 }
 
 }  // namespace
-}  // namespace torch_test
+}  // namespace torch_test::context
