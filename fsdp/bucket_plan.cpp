@@ -113,6 +113,7 @@ std::vector<BucketPlan> plan_buckets(const std::vector<PlanUnit>& units) {
       g.master = m.master;
       g.master_place = m.master_place;
       if (axes.shard_ranks > 1) g.wire_dtype = o.reduce_dtype;
+      g.grad_dtype = o.grad_dtype;
       g.axes = axes;
       g.layout = std::make_shared<ShardLayout>(std::move(b.layout));
       g.buffers = buffers_of(g);

@@ -29,6 +29,8 @@ std::vector<MemoryFlag> memory_flags(const TrainConfig& config) {
       [](TrainConfig& c) { c.offload = "state,master"; });
   add(config.state_dtype != sherd::DType::bf16, "--state-dtype bf16", false,
       [](TrainConfig& c) { c.state_dtype = sherd::DType::bf16; });
+  add(config.grad_dtype != sherd::DType::bf16, "--grad-dtype bf16", false,
+      [](TrainConfig& c) { c.grad_dtype = sherd::DType::bf16; });
   add(config.ema > 0 && config.ema_dtype != sherd::DType::bf16, "--ema-dtype bf16", false,
       [](TrainConfig& c) { c.ema_dtype = sherd::DType::bf16; });
   add(masters && config.offload != "state,master", "--master bf16", false,

@@ -59,6 +59,7 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   o.compute_dtype = c.precision;
   o.master = c.master;
   o.master_place = master_place(c);
+  o.grad_dtype = c.grad_dtype;
   const LayoutChoice layout = layout_of(c);
   o.layout = layout.policy;
   o.packing = layout.packing;
