@@ -1,4 +1,4 @@
-// Runs with weights and state in 16 bits: a random sweep over what they can meet, and what is refused.
+// Runs with weights, state and gradients in 16 bits: a random sweep over what they can meet, and what is refused.
 
 #include <cstdlib>
 #include <filesystem>
@@ -34,7 +34,7 @@ class Dice {
 /// A run: what decides about its bits, and the number of its ranks.
 struct Drawn {
   Flags flags;
-  int data = 1, tp = 1;
+  int data = 1, tp = 1, context = 1;
   bool experts = false, muon = false, masters = true;
 };
 
@@ -44,6 +44,7 @@ Drawn draw_run(Dice& dice) {
   run.muon = optimizer == "muon" || optimizer == "normuon";
   run.data = dice.of<int>({1, 2, 2, 3, 4, 6});
   run.tp = run.data <= 3 && dice.one_in(4) ? 2 : 1;
+  run.context = run.data <= 3 && run.tp == 1 && dice.one_in(3) ? 2 : 1;
   run.experts = run.tp == 1 && run.data != 3 && run.data != 6 && dice.one_in(4);
   const Flags master = dice.of(std::vector{Flags{}, Flags{"--master", "bf16"}, Flags{"--master", "split"}}),
               narrow = {"--state-dtype", "bf16"};
@@ -63,7 +64,7 @@ Drawn draw_run(Dice& dice) {
     if (dice.one_in(n)) run.flags = run.flags + flags;
   };
   maybe(3, {"--qk-clip", "0.05"});
-  maybe(4, {"--recompute", "blocks"});
+  maybe(2, {"--grad-dtype", "bf16"});
   maybe(4, {"--freeze", "norm"});
   maybe(4, {"--route", "tok=adamw/master:f32/state:f32"});
   if (run.muon) maybe(3, {"--muon-decay", "l2"});
@@ -73,17 +74,22 @@ Drawn draw_run(Dice& dice) {
 }
 
 Flags draw_arrangement(Dice& dice, const Drawn& run) {
-  Flags flags = {"--ranks",    std::to_string(run.data * run.tp),
+  Flags flags = {"--ranks",    std::to_string(run.data * run.tp * run.context),
                  "--tp",       std::to_string(run.tp),
+                 "--context",  std::to_string(run.context),
                  "--strategy", dice.of(kStrategies),
                  "--layout",   dice.of<std::string>({"ragged", "even_rows", "whole_param"})};
   if (run.experts) flags = flags + Flags{"--expert-parallel", run.data > 1 ? "2" : "1"};
   if (!run.experts && run.data % 2 == 0 && run.data != 6 && dice.one_in(2))
     flags = flags + Flags{"--replicas", "2", "--outer", dice.of<std::string>({"no_shard", "optim"})};
-  if (dice.one_in(2))
-    flags = flags + Flags{"--offload",        run.masters && dice.one_in(2) ? "state,master" : "state",
-                          "--offload-window", dice.of<std::string>({"1K", "5K", "100K"}),
-                          "--offload-folder", scratch("").parent_path().string()};
+  const std::string recompute = dice.of<std::string>({"none", "none", "blocks", "offload"});
+  const bool offload = dice.one_in(2);
+  flags = flags + Flags{"--recompute", recompute};
+  if (offload)
+    flags = flags + Flags{"--offload", run.masters && dice.one_in(2) ? "state,master" : "state",
+                          "--offload-window", dice.of<std::string>({"1K", "5K", "100K"})};
+  if (offload || recompute == "offload")
+    flags = flags + Flags{"--offload-folder", scratch("").parent_path().string()};
   if (run.muon && dice.one_in(3)) flags = flags + Flags{"--muon-mode", "owner"};
   return flags;
 }
