@@ -178,13 +178,16 @@ TEST(Squares, OfManyPiecesInOnePass) {
   constexpr int64_t kWords = ExactSum::kWords;
   const auto run = [&](Lab& lab, bool at_once) {
     const Tensor words = lab.full({2 * kWords + 2}, 0, DType::i64);
-    const Tensor data = lab.tensor({static_cast<int64_t>(x.size())}, x);
+    const Tensor data = lab.tensor({static_cast<int64_t>(x.size())}, x),
+                 half = lab.tensor(data.shape(), x, DType::bf16);
     auto* const w = words.data<int64_t>();
     std::vector<SquaresSegment> segments;
     for (int64_t at = 0, i = 0; at < data.numel(); ++i) {
       const int64_t count = std::min(data.numel() - at, i % 11 == 4 ? 0 : i % 17 == 5 ? 5000 : i * 29 % 311);
-      segments.push_back({data.data<float>() + at, count, i % 3 == 2 ? nullptr : w + (i % 3) * kWords,
-                          i % 5 == 4 ? nullptr : w + 2 * kWords + i % 2});
+      const bool narrow = i / 7 % 2 == 1;
+      segments.push_back({narrow ? static_cast<const void*>(half.data<bf16>() + at) : data.data<float>() + at,
+                          count, i % 3 == 2 ? nullptr : w + (i % 3) * kWords,
+                          i % 5 == 4 ? nullptr : w + 2 * kWords + i % 2, narrow ? DType::bf16 : DType::f32});
       at += count;
     }
     EXPECT_GT(segments.size(), 48u) << "more than one launch takes";

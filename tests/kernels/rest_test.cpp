@@ -299,6 +299,11 @@ TEST(Rest, PassesHaveTheBitsOfTheReference) {
         }
       }
     }
+  for (size_t i = 0, count = all.size(); i < count; ++i)
+    if (all[i].pass == RestKind::adamw || all[i].pass == RestKind::momentum) {
+      all.push_back(all[i]);
+      all.back().forms.gradient = DType::bf16;
+    }
   RestValues finite(n), holes = finite;
   holes.g[4] = kInf, holes.g[1000] = NAN, holes.g[1002] = -kInf;
   Lab fast(kFast, 3), slow("reference");

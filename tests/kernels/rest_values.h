@@ -77,7 +77,8 @@ struct RestOptions {
   bool nesterov = true;
   std::string name() const {
     return std::string(1, "amuhe"[static_cast<int>(pass)]) + " " + name_of(forms.master) + " " +
-           name_of(forms.state) + " " + name_of(payload) + (copies ? name_of(*copies) : "");
+           name_of(forms.state) + " " + name_of(forms.gradient) + " " + name_of(payload) +
+           (copies ? name_of(*copies) : "");
   }
 };
 
@@ -100,7 +101,7 @@ struct RestPass {
     }
     m = tensor(in.m, o.forms.state);
     v = tensor(in.v, o.forms.state);
-    g = tensor(in.g, DType::f32);
+    g = tensor(in.g, o.forms.gradient);
     packed = tensor(in.g, o.payload);
     if (o.copies) copy = tensor(in.g, *o.copies);
   }
@@ -119,7 +120,7 @@ struct RestPass {
       };
       char *const w = at(high), *const to = p.sends ? at(copy) : nullptr;
       auto* const low_half = static_cast<uint16_t*>(static_cast<void*>(at(low)));
-      const float* const gradient = g.data<float>() + p.begin;
+      const void* const gradient = at(g);
       const float* const factor = factors.data<float>() + (p.sends && !skip.defined() ? 1 : 0);
       const auto index = static_cast<int64_t>(adam.size());
       adam.push_back({w, at(m), at(v), gradient, to, p.count, 0.1, index, low_half, p.noise});
