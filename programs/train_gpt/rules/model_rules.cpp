@@ -45,12 +45,12 @@ void check_tensor_parallel(const TrainConfig& c, const ModelSource& source, cons
     undivided.push_back(fmt::format("the {} columns of its eh_proj", 2 * d.dim));
   if (!undivided.empty())
     rules.refuse("tp", "must, of --model {}, divide {}", c.model, fmt::join(undivided, " and "));
-  if (!undivided.empty() || d.kv_heads % c.tp != 0 || c.context < 1)
-    return;  // causal_model() checks key heads of several
-  if (const int64_t heads = d.heads / c.tp, keys = d.kv_heads / c.tp;
-      heads % c.context != 0 || keys % c.context != 0)
-    rules.refuse("context", "must divide the {} heads and {} key heads that --model {} has on each rank",
-                 heads, keys, c.model);
+  if (!undivided.empty() || c.context < 1) return;
+  // causal_model() checks key heads that several ranks have.
+  const int64_t heads = d.heads / c.tp, keys = d.kv_heads % c.tp == 0 ? d.kv_heads / c.tp : 0;
+  if (heads % c.context != 0 || keys % c.context != 0)
+    rules.refuse("context", "must divide the {} heads{} that --model {} has on each rank", heads,
+                 keys > 0 ? fmt::format(" and {} key heads", keys) : "", c.model);
 }
 
 }  // namespace
