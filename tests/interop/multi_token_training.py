@@ -28,6 +28,7 @@ ARRANGEMENTS = {
     "4 ranks, tp 2, ep 2": ["--ranks", 4, "--tp", 2, "--expert-parallel", 2],
     "tp 2 of 4, sequence parallel, recompute": ["--ranks", 4, "--tp", 2, "--sequence-parallel", "true", "--recompute", "blocks"],
     "4 ranks, 2 replicas, zero2": ["--ranks", 4, "--replicas", 2, "--strategy", "zero2"],
+    "4 ranks, context 2, ep 2": ["--ranks", 4, "--context", 2, "--expert-parallel", 2],
 }
 
 

@@ -26,7 +26,11 @@ ARRANGEMENTS = {
     "4 ranks zero3": ["--ranks", 4, "--grad-accum", 2],
     "4 ranks, 2 replicas, zero2": ["--ranks", 4, "--replicas", 2, "--strategy", "zero2"],
     "tp 2 of 4, sequence parallel, recompute": ["--ranks", 4, "--tp", 2, "--sequence-parallel", "true", "--recompute", "blocks"],
+    "context 2 of 4": ["--ranks", 4, "--context", 2],
+    "context 2 of 2, 2 microbatches": ["--ranks", 2, "--context", 2, "--grad-accum", 2, "--strategy", "zero1"],
 }
+# Key heads that two ranks do not divide.
+CONTEXT_3 = {"qwen2_yarn": ["--ranks", 6, "--context", 3]}
 
 
 def arrangements(number, all_of=ARRANGEMENTS):
@@ -168,6 +172,8 @@ def train_models(program, models, work):
             common = flags_of(models / family, work / "chats", packed)
             title = f"{family}, packing {'on' if packed else 'off'}"
             for name, ranks in arrangements(number + packed):
+                if "--context" in ranks:
+                    ranks = CONTEXT_3.get(family, ranks)
                 run(program, *common, *ranks, "--metrics", work / "metrics.jsonl")
                 compare(f"{title}, {name}", losses_of(work / "metrics.jsonl"), theirs)
             if "SHERD_NIGHTLY" not in os.environ and number % 2 != packed:
@@ -238,7 +244,7 @@ def train_balanced(program, models, work):
         write_examples(work / "chats", examples)
         model = AutoModelForCausalLM.from_pretrained(models / family, dtype=torch.float32, attn_implementation="eager")
         theirs = train_theirs(model, rows_of(examples, False), balance=0.5)
-        for ranks in ([], ["--ranks", 4, "--expert-parallel", 2], ["--ranks", 4, "--tp", 2, "--recompute", "blocks"]):
+        for ranks in ([], ["--ranks", 4, "--expert-parallel", 2], ["--ranks", 4, "--tp", 2, "--recompute", "blocks"], ["--ranks", 4, "--context", 2, "--expert-parallel", 2]):
             run(program, *flags_of(models / family, work / "chats", False), "--moe-aux", 0.5, *ranks,
                 "--metrics", work / "metrics.jsonl")
             compare(f"{family}, --moe-aux {ranks}", losses_of(work / "metrics.jsonl"), theirs)

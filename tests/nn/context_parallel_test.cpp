@@ -684,6 +684,19 @@ TEST(ContextRefusals, CachesAndGeneration) {
                         "without CausalModelOptions::context"));
 }
 
+TEST(ContextRefusals, AFunctionOfTheLogitsOfWholeSequences) {
+  EXPECT_THAT(refusal_of(2,
+                         [](RankContext& rank) {
+                           const ModelDescription m = fitting("llama", 2);
+                           ArrangedModel arranged(rank, m, {.name = "", .ranks = 2, .context = 2});
+                           arranged.shard();
+                           nn::Tape tape;
+                           (*arranged.model)(tape.input(tokens(*rank.device, m, {2, 8}, 0, 0)),
+                                             nn::log_probs(tokens(*rank.device, m, {2, 8}, 0, 1)));
+                         }),
+              AllOf(HasSubstr("16"), HasSubstr("8")));
+}
+
 TEST(ContextRefusals, AModelBuiltWithoutTheRanks) {
   EXPECT_THAT(refusal_of(2,
                          [](RankContext& rank) {

@@ -104,7 +104,7 @@ std::vector<double> metric(const Flags& flags, const char* name) {
   return all;
 }
 
-// 7 windows are no multiple of the ranks.
+// The ranks do not divide 7 windows.
 TEST(ContextRun, EvaluationIsThatOfOneRank) {
   const Flags evaluated = kSliced + Flags{"--eval-every", "5", "--eval-windows", "7", "--ema", "0.9"};
   for (const char* name : {"eval_loss", "eval_loss_ema"}) {

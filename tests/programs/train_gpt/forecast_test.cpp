@@ -209,6 +209,15 @@ std::vector<Case> cases() {
       {"tp_2_zero3_muon_4", with({"--ranks", "4", "--tp", "2", "--optimizer", "muon"})},
       {"tp_2_distributed_muon_4", with({"--ranks", "4", "--tp", "2", "--optimizer", "muon", "--muon-tensor",
                                         "distributed", "--muon-allow-inexact"})},
+      {"context_2_zero3_muon_4", with({"--ranks", "4", "--context", "2", "--optimizer", "muon"})},
+      {"context_2_of_33_tokens_zero1_2",
+       with({"--ranks", "2", "--context", "2", "--seq", "33", "--strategy", "zero1"})},
+      {"llama_context_2_recompute_bf16_4",
+       with_model({"--ranks", "4", "--context", "2", "--recompute", "blocks", "--precision", "bf16"}), false,
+       kLlama},
+      {"deepseek_v3_context_4_multi_token_4",
+       with_model({"--ranks", "4", "--context", "4", "--mtp-weight", "0.3", "--moe-bias-speed", "0.001"}),
+       false, kDeepseek},
       {"experts_zero3_muon_4", with({"--ranks", "4", "--experts", "4", "--optimizer", "muon"})},
       {"expert_parallel_2_zero3_4", with({"--ranks", "4", "--experts", "4", "--expert-parallel", "2"}), true},
       {"llama_zero3_muon_4", with_model({"--ranks", "4", "--optimizer", "muon"}), false, kLlama},
@@ -323,6 +332,35 @@ TEST(Forecast, ContextSplitsTheWorkOfAttentionEvenly) {
   EXPECT_GT(attention_flops(whole), 0);
   EXPECT_EQ(attention_flops(split), attention_flops(whole));
   EXPECT_EQ(training_flops(split.work, 32), training_flops(whole.work, 32)) << "of a token";
+}
+
+// Eight ranks with 1024 tokens each, of sequences over 1 to 8 of them. Weights and states are over all ranks in each case.
+TEST(Forecast, SequenceAndContextDoubledTogetherKeepTheMemoryOfARank) {
+  const TemporaryFolder folder;
+  folder.write("model/config.json", R"({"model_type": "llama", "vocab_size": 512, "hidden_size": 256,
+    "intermediate_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "max_position_embeddings": 8192})");
+  const std::string data = folder.write("data.txt", std::string(40'000, '\0'));
+  std::map<int64_t, sherd::RankForecast> of;
+  for (const int64_t context : {1, 2, 4, 8})
+    of[context] = forecast(parse({"--model", folder / "model", "--from-scratch", "--tokens", data,
+                                  "--token-format", "u16", "--ranks", "8", "--context",
+                                  std::to_string(context), "--seq", std::to_string(1024 * context), "--batch",
+                                  std::to_string(8 / context), "--recompute", "blocks"}),
+                           0, {.device = {one_thread().device}})
+                      .rank;
+  // The CPU's kernel has the rows of a head in scratch memory, by thread: as many as a sequence has.
+  const auto without_scratch = [&](int64_t context) {
+    return static_cast<double>(of[context].peak_bytes - of[context].by_class["scratch"]);
+  };
+  for (const int64_t context : {2, 4, 8}) {
+    SCOPED_TRACE("context " + std::to_string(context));
+    EXPECT_LE(without_scratch(context), 1.03 * without_scratch(context / 2))
+        << testing::PrintToString(of[context].by_class) << "\n"
+        << testing::PrintToString(of[context / 2].by_class);
+    for (const char* kind : {"parameter", "master", "optimizer", "gathered"})
+      EXPECT_EQ(of[context].by_class[kind], of[1].by_class[kind]) << kind;
+  }
 }
 
 TEST(Forecast, HasTheCopyOfAnAsynchronousSave) {

@@ -132,6 +132,7 @@ struct Padding : testing::Test {
 
 const Flags kOneRank{}, kAccumulated{"--grad-accum", "2", "--recompute", "blocks"},
     kTensorParallel{"--ranks", "4", "--tp", "2"},
+    kContextParallel{"--ranks", "4", "--context", "2", "--recompute", "blocks"},
     kSequenceParallel{"--ranks", "4", "--tp", "2", "--sequence-parallel", "true", "--grad-accum", "2"};
 
 TEST_F(Padding, IsNotALogitThatQkClipClips) {
@@ -142,12 +143,14 @@ TEST_F(Padding, IsNotALogitThatQkClipClips) {
     for (const Flags& ranks : {kOneRank, kAccumulated, kSequenceParallel})
       expect_the_same_at_any_length(clip + ranks);
     expect_the_same_at_any_length(clip + Flags{"--optimizer", "muon"});
+    if (family != "mistral") expect_the_same_at_any_length(clip + kContextParallel);  // it has one key head
   }
   expect_the_same_at_any_length(Flags{"--dim", "16", "--layers", "1", "--heads", "2", "--qk-clip", "1e-3"});
 }
 
 TEST_F(Padding, IsNotALoadOfExperts) {
   for (const Flags& ranks : {kOneRank, kAccumulated, kTensorParallel + Flags{"--expert-parallel", "2"},
+                             kContextParallel + Flags{"--expert-parallel", "2"},
                              kSequenceParallel + Flags{"--expert-parallel", "4", "--recompute", "blocks"}}) {
     expect_the_same_at_any_length(model("qwen3_moe") + Flags{"--moe-aux", "0.5"} + ranks);
     for (const std::string family : {"deepseek_v3", "glm4_moe"})
@@ -160,7 +163,8 @@ TEST_F(Padding, IsNotALoadOfExperts) {
 
 TEST_F(Padding, DoesNotReachTheHeadForMultiTokenPrediction) {
   const Flags mtp{"--moe-aux", "0.5", "--moe-bias-speed", "0.01", "--mtp-weight", "0.3"};
-  for (const Flags& ranks : {kOneRank, kSequenceParallel + Flags{"--expert-parallel", "2"}}) {
+  for (const Flags& ranks :
+       {kOneRank, kSequenceParallel + Flags{"--expert-parallel", "2"}, kContextParallel}) {
     expect_the_same_at_any_length(model("deepseek_v3") + mtp + Flags{"--qk-clip", "0.5"} + ranks);
     expect_the_same_at_any_length(model("glm4_moe") + mtp + ranks);
   }
