@@ -96,6 +96,7 @@ struct Exchange {
 
 Exchange exchange_of(const char* function, const SequenceSlice& slice, const std::vector<int64_t>& blocks,
                      int64_t batch) {
+  slice.ranks.own_positions(slice.seq);  // refuses what is too short
   for (const int64_t block : blocks)
     if (block % slice.ranks.size() != 0)
       throw InvalidArgument(fmt::format("SequenceSlice::{}: {} ranks do not divide a block of {} columns",

@@ -59,7 +59,8 @@ struct SequenceSlice {
   /// Exchanges columns for rows: x [batch * here, sum of blocks] has blocks of columns, such as q, k and v; the result
   /// [batch * seq, sum of blocks / size] the rank's share of each block, [rank, rank + 1) * block / size, of all positions.
   /// Backward is to_rows(). Collective, forward and backward.
-  /// @throws ShapeMismatch for an x of other rows or columns; InvalidArgument for blocks that the ranks do not divide.
+  /// @throws ShapeMismatch for an x of other rows or columns; InvalidArgument for blocks that the ranks do not divide, and for
+  /// sequences shorter than the number of ranks.
   Var to_heads(const Var& x, const std::vector<int64_t>& blocks, int64_t batch) const;
   /// Returns the inverse: [batch * here, sum of blocks] of [batch * seq, sum of blocks / size].
   Var to_rows(const Var& x, const std::vector<int64_t>& blocks, int64_t batch) const;
