@@ -41,12 +41,15 @@ TEST(MeshRules, ADimensionOfAnotherNameIsRefusedNamingItTheUnitsAndTheWayOut) {
                           HasSubstr("of units 'blocks.0', 'blocks.1', 'root'"),
                           HasSubstr("'blocks.0.norm.weight', 'blocks.0.up.weight', 'blocks.0.down.weight', "
                                     "'blocks.1.norm.weight' and 5 more are not cut")));
-  EXPECT_THAT(said, AllOf(HasSubstr("shard_dim or replicate_dim"), HasSubstr("set_tensor_shard()")));
+  EXPECT_THAT(said, AllOf(HasSubstr("name it as shard_dim, replicate_dim, or context_dim"),
+                          HasSubstr("set_tensor_shard()")));
   EXPECT_EQ(wrapping({{"dp_replicate", 2}, {"shard", 2}}, {.replicate_dim = "dp_replicate"}), "");
+  EXPECT_EQ(wrapping({{"replicate", 2}, {"shard", 2}, {"context", 2}}, {}), "");
+  EXPECT_EQ(wrapping({{"shard", 2}, {"cp", 2}}, {.context_dim = "cp"}), "");
   EXPECT_EQ(wrapping({{"dp_replicate", 1}, {"shard", 2}}, {}), "") << "of one rank";
   EXPECT_THAT(wrapping({{"dp", 2}}, {}), HasSubstr("no dimension 'shard'"));
-  EXPECT_THAT(wrapping({{"replicate", 2}, {"data", 2}, {"context", 2}}, {.shard_dim = "data"}),
-              AllOf(HasSubstr("'context'"), Not(HasSubstr("dimension 'data' of"))));
+  EXPECT_THAT(wrapping({{"replicate", 2}, {"data", 2}, {"cp", 2}}, {.shard_dim = "data"}),
+              AllOf(HasSubstr("'cp'"), Not(HasSubstr("dimension 'data' of"))));
 }
 
 TEST(MeshRules, TheTensorDimensionMayLeaveParametersWholeButMustCutSome) {
