@@ -32,7 +32,8 @@ class RandomState {
  public:
   explicit RandomState(uint64_t seed) : seed_(seed) {}
   /// Begins a new forward, whose values' first row has this global index among the rows of the step's batch.
-  /// For [batch * seq, d] it is the index of the first sequence times seq. No site has been used in it.
+  /// For [batch * seq, d] it is the index of the first sequence times seq.
+  /// Ranks that share sequences (nn/context_parallel.h) give first_row * ranks + rank * rows, for masks of their own. No site has been used in it.
   /// @throws InvalidArgument for a negative row.
   void begin(int64_t step, int64_t first_row);
 

@@ -157,13 +157,17 @@ void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problem
   p.unless(m.heads % tp == 0, fmt::format("{} tensor-parallel ranks do not divide {} heads", tp, m.heads));
   const int context = o.context.size();
   if (context > 1 && m.heads % tp == 0 && divides(m.kv_heads, m.heads)) {
+    // Of every tensor-parallel rank, so that all of them refuse.
     const int64_t heads = m.heads / tp;
-    const int64_t keys = m.kv_heads % tp == 0
-                             ? m.kv_heads / tp
-                             : std::ssize(detail::key_heads(o.tp.rank() * heads, heads, m.heads, m.kv_heads));
-    p.unless(heads % context == 0 && keys % context == 0,
-             fmt::format("{} context-parallel ranks do not divide the {} heads and {} key heads of a rank",
-                         context, heads, keys));
+    for (int64_t rank = 0, keys = m.kv_heads / tp; rank < tp; ++rank) {
+      if (m.kv_heads % tp != 0)
+        keys = std::ssize(detail::key_heads(rank * heads, heads, m.heads, m.kv_heads));
+      if (heads % context == 0 && keys % context == 0) continue;
+      p.unless(false, fmt::format("{} context-parallel ranks do not divide the {} heads and {} key heads of "
+                                  "tensor-parallel rank {}",
+                                  context, heads, keys, rank));
+      break;
+    }
   }
   if (m.mixture.experts <= 0 || m.mixture.dense_layers > 0)
     p.unless(m.hidden % tp == 0,

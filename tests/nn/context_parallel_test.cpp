@@ -653,11 +653,11 @@ TEST(ContextRefusals, HeadsThatTheRanksDoNotDivideAndShortSequences) {
     });
   };
   const auto of = [](const char* family) { return GoldenFolder(family).description; };
-  EXPECT_THAT(
-      message(of("llama"), 4, 1, 8),
-      HasSubstr("llama: 4 context-parallel ranks do not divide the 4 heads and 2 key heads of a rank"));
+  EXPECT_THAT(message(of("llama"), 4, 1, 8),
+              HasSubstr("llama: 4 context-parallel ranks do not divide the 4 heads and 2 key heads of "
+                        "tensor-parallel rank 0"));
   EXPECT_THAT(message(of("llama"), 2, 2, 8),
-              HasSubstr("2 context-parallel ranks do not divide the 2 heads and 1 key heads of a rank"));
+              HasSubstr("2 context-parallel ranks do not divide the 2 heads and 1 key heads"));
   EXPECT_THAT(message(of("gpt2"), 3, 1, 8), HasSubstr("do not divide the 4 heads and 4 key heads"));
   EXPECT_THAT(message(of("gpt2"), 4, 1, 3),
               HasSubstr("sequences of 3 positions over 4 context-parallel ranks: each needs at least one"));
