@@ -27,7 +27,8 @@ detail::Model& for_each_gradient(::torch::nn::Module& root, const char* what, F 
   for (const auto& [name, parameter] : model.root().named_parameters()) {
     if (!parameter.trainable() || parameter.frozen()) continue;
     const Tensor memory = parameter.grad_shard();
-    f(parameter, detail::view_of(memory, {memory.numel()}, at::kFloat, model.device().place()));
+    const at::ScalarType type = memory.dtype() == DType::f32 ? at::kFloat : at::kBFloat16;
+    f(parameter, detail::view_of(memory, {memory.numel()}, type, model.device().place()).to(at::kFloat));
   }
   return model;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/optim/clip.h>
@@ -85,6 +86,11 @@ LocalShards::LocalShards(::torch::nn::Module& root, bool skip_non_finite)
   for (const auto& [name, parameter] : model.named_parameters()) {
     if (!parameter.trainable()) continue;
     detail::require_f32_masters(parameter, "LocalShards");
+    if (parameter.group().plan().grad_dtype != DType::f32)
+      throw InvalidArgument(fmt::format(
+          "sherd::torch::LocalShards: gradients of parameter '{}' are kept in {}; use grad_dtype f32, or "
+          "update with sherd::Optimizer",
+          parameter.name(), name_of(parameter.group().plan().grad_dtype)));
     impl_->shards.push_back(
         {parameter, view_of_shard(parameter.shard(), parameter, *impl_->device).requires_grad_(true)});
     owner.lend(impl_->shards.back().second,

@@ -1,6 +1,7 @@
 // Sharded models of libtorch modules compute what one rank does, bit for bit.
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/optim/optimizer.h>
+#include <sherd/torch/gradients.h>
 #include <sherd/torch/local_shards.h>
 
 #include "torch/net.h"
@@ -280,11 +281,11 @@ TEST(TorchValues, MixedPrecision) {
   });
 }
 
-// Modules of libtorch with weights in 16 bits: the same bits under all strategies, and no shards for torch's own optimizers.
+// Modules of libtorch with weights or gradients in 16 bits: the same bits under all strategies, and no shards for torch's own optimizers.
 TEST(TorchValues, WeightsWithoutFp32Masters) {
   torch::manual_seed(7);
   Net first;
-  for (const sherd::Master master : {sherd::Master::bf16, sherd::Master::split})
+  for (const sherd::Master master : {sherd::Master::bf16, sherd::Master::split, sherd::Master::f32})
     launch(2, [&](RankContext& rank) {
       std::map<std::string, std::vector<float>> before;
       for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
@@ -294,12 +295,14 @@ TEST(TorchValues, WeightsWithoutFp32Masters) {
         o.strategy = strategy;
         o.compute_dtype = sherd::DType::bf16;
         o.master = master;
+        if (master != sherd::Master::bf16) o.grad_dtype = sherd::DType::bf16;
         sherd::torch::route(*model, {.optimizer = sherd::Algorithm::adamw});
         sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
         sherd::ModuleBase& root = sherd::torch::root_of(*model);
         sherd::torch::Optimizer optimizer(*model, {.state_dtype = sherd::DType::bf16});
         for (int step = 0; step < 3; ++step) {
           model(batch(rank.world->rank())).to(torch::kFloat).square().mean().backward();
+          for (auto& [name, norm] : sherd::torch::gradient_norms(*model)) EXPECT_GT(norm, 0) << name;
           optimizer.step(0.01);
         }
         for (auto& [name, p] : root.named_parameters()) {
