@@ -11,7 +11,7 @@
 
 namespace sherd {
 
-/// Entry of TrainingState::info: ShardRuntime::noise_seed() of a run with weights or state in bf16. A load of optimizer
+/// Entry of TrainingState::info: ShardRuntime::noise_seed() of a run with weights, state or gradients in bf16. A load of optimizer
 /// state continues it.
 inline constexpr const char* kNoiseSeed = "noise.seed";
 

@@ -15,7 +15,8 @@ enum class GradientSync {
   /// After the last microbatch under every strategy, as FSDP2's set_requires_gradient_sync(false). Under
   /// optim_grads and optim_grads_params each unit then holds unsharded f32 gradients from its first backward
   /// to its last. This takes as much memory as no_shard, in gradient buffers that the model keeps for further
-  /// steps. The bits are those of no_shard and optim.
+  /// steps. The bits are those of no_shard and optim; where gradients are kept in 16 bits (FullyShardOptions::grad_dtype), these
+  /// round after each microbatch and it does once.
   last,
 };
 

@@ -23,8 +23,8 @@ bool alike(const PlanUnit& a, const PlanUnit& b) {
          std::equal(a.mesh.begin(), a.mesh.end(), b.mesh.begin(), b.mesh.end(), same_axis) &&
          x.strategy == y.strategy && x.outer == y.outer && x.gradient_ranks == y.gradient_ranks &&
          x.shard_dim == y.shard_dim && x.replicate_dim == y.replicate_dim && x.tensor_dim == y.tensor_dim &&
-         x.context_dim == y.context_dim && x.reduce_dtype == y.reduce_dtype && x.grad_dtype == y.grad_dtype && x.packing == y.packing &&
-         x.bucket_elements == y.bucket_elements;
+         x.context_dim == y.context_dim && x.reduce_dtype == y.reduce_dtype && x.grad_dtype == y.grad_dtype &&
+         x.packing == y.packing && x.bucket_elements == y.bucket_elements;
 }
 
 // The parts of one LayerWiseLayout, in model order.

@@ -21,8 +21,10 @@ void check(ModuleBase& root, const RootOptions& root_options) {
                       w.mesh.describe(), o.shard_dim));
     if (o.shard_dim == o.replicate_dim)
       wrong.push_back(fmt::format("{}: shard and replicate dimension are both '{}'", who, o.shard_dim));
-    if (o.context_dim == o.shard_dim || o.context_dim == o.replicate_dim || o.context_dim == o.tensor_dim)
-      wrong.push_back(fmt::format("{}: context_dim '{}' is another of its dimensions", who, o.context_dim));
+    if (o.context_dim != FullyShardOptions().context_dim && !o.shares_sequences(o.context_dim))
+      wrong.push_back(
+          fmt::format("{}: context_dim '{}' is its shard, replicate or tensor dimension, too; name another",
+                      who, o.context_dim));
     if (!(o.padding_budget >= 0 && o.padding_budget <= 1))
       wrong.push_back(fmt::format("{}: padding budget {} is not in [0, 1]", who, o.padding_budget));
     if (o.bucket_elements < 0)

@@ -59,6 +59,7 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
   touched_.assign(spec_.params.size(), false);
   released_.assign(spec_.params.size(), false);
   fresh_.assign(spec_.params.size(), true);
+  updates_.assign(spec_.params.size(), 0);
   // settle_grad() walks the full buffer in order of place, which differs from the order of parameters.
   by_place_.resize(spec_.params.size());
   std::iota(by_place_.begin(), by_place_.end(), 0);
@@ -116,8 +117,7 @@ uint64_t ParamGroup::digest_of_options(const FullyShardOptions& o) const {
         static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(plan().dtype),
         static_cast<uint64_t>(plan().master), static_cast<uint64_t>(plan().master_place),
         static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(plan().grad_dtype),
-        static_cast<uint64_t>(o.cast_inputs),
-        o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0,
+        static_cast<uint64_t>(o.cast_inputs), o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0,
         static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(plan().axes.divisor),
         static_cast<uint64_t>(trainable_), static_cast<uint64_t>(replicated())})
     names = mix(names, v);
@@ -244,9 +244,9 @@ void ParamGroup::settle_grad(Stream& stream, bool last) {
 
 // Reduces the unit's gradient at the end of a backward. Before the last microbatch at most the shard group
 // takes part; its sums add up in grad_part_.
-void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
+void ParamGroup::reduce(Stream& stream, bool last, int microbatch, const Staging& staging) {
   if (!trains_) return;
-  if (rounds_gradients()) return reduce_rounded(stream, last, staging);
+  if (rounds_gradients()) return reduce_rounded(stream, last, microbatch, staging);
   const Placement target = reduce_target(last);
   if (!target.is_partial()) {
     // Partial targets stay unreduced on this rank; others are summed over the shard group.
@@ -267,22 +267,27 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
 
 // What is kept is rounded. A microbatch is added to it, and the last sum is computed in f32 in the slot, or in
 // staging, and rounded at its end.
-void ParamGroup::reduce_rounded(Stream& stream, bool last, const Staging& staging) {
+void ParamGroup::reduce_rounded(Stream& stream, bool last, int microbatch, const Staging& staging) {
   const Placement target = reduce_target(last);
   const bool fresh = std::exchange(part_fresh_, false), whole = grad_full_.defined();
-  const int microbatch = microbatches_++;
   const auto add = [&](const Tensor& kept, const Tensor& values, Kept range) {
     if (fresh || last) ops::fill(stream, kept, 0);
+    // Sums of other ranks' microbatches have noise of their own, so that its errors average out.
+    const ShardAxes& a = axes();
+    const int sums = range == Kept::whole  ? a.replicate_index * a.shard_ranks + a.shard_index
+                     : range == Kept::part ? a.replicate_index
+                                           : 0;
     std::vector<UpdateSegment> segments;
     for_kept(range, [&](const Parameter& p, ParamRange elements, int64_t at) {
+      const std::string use = fmt::format(
+          "gradient {} {} {}", updates_[static_cast<size_t>(p.index_in_group())], microbatch, sums);
       for (const NoiseRun& run : noise_runs(p, elements, staging.zero)) {
         segments.push_back({.weight = kept.data<bf16>() + at + run.begin,
                             .count = run.count,
                             .at = at + run.begin,
+                            .alpha = 1,
                             .noise = run.noise});
-        segments.back().alpha = 1;
-        segments.back().noise.key =
-            hash64(run.noise.key, fmt::format("gradient {} {}", updates_, microbatch));
+        segments.back().noise.key = hash64(run.noise.key, use);
       }
     });
     ops::muon_update(stream, segments, values, {}, DType::f32, {Master::bf16, DType::f32});
@@ -305,7 +310,8 @@ void ParamGroup::reduce_rounded(Stream& stream, bool last, const Staging& stagin
 
 template <class F>
 void ParamGroup::for_kept(Kept range, F f) const {
-  const int64_t slice = layout_->slice(), first = range == Kept::cell ? part_begin_ + cell_begin_ : part_begin_,
+  const int64_t slice = layout_->slice(),
+                first = range == Kept::cell ? part_begin_ + cell_begin_ : part_begin_,
                 end = range == Kept::cell ? first + slice : part_begin_ + part_;
   for (int p = 0; p < static_cast<int>(spec_.params.size()); ++p) {
     const Parameter& param = spec_.params[static_cast<size_t>(p)];
@@ -364,7 +370,6 @@ void ParamGroup::close_grad() { grad_open_ = Tensor(); }
 // Clears marks only: memory is overwritten by the first writer of the next step.
 void ParamGroup::reset_grads() {
   grads_fresh_ = part_fresh_ = true;
-  microbatches_ = 0;
   fresh_.assign(fresh_.size(), true);  // also in a buffer that is still open
                                        // (ShardRuntime::set_hold_gradients())
   touched_.assign(touched_.size(), false);

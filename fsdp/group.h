@@ -102,6 +102,8 @@ class ParamGroup final : public ParameterViews {
   /// sharded).
   bool needs_slot() const { return plan().needs_slot(); }
   bool needs_grad_slot() const { return plan().needs_gradient_slot(); }
+  /// Returns whether gradients stay unreduced on each rank until the last microbatch.
+  bool reduces_once() const { return inner_.grad_micro.is_partial(); }
   /// Returns the elements of the full buffer, which a slot must hold.
   int64_t full_elements() const { return plan().full_elements(); }
   /// Returns the elements that a gradient slot must have for the group; 0 where it needs none.
@@ -130,8 +132,9 @@ class ParamGroup final : public ParameterViews {
   void initialise(Stream& stream, uint64_t seed);
   /// Returns the seed of its initial values, and of the noise of its updates.
   uint64_t seed() const { return seed_; }
-  /// Sets the optimizer's number of steps, on which the noise of rounded gradients depends.
-  void set_updates(int64_t steps) { updates_ = steps; }
+  /// Sets the steps of parameter p's optimizer, on which the noise of its gradient in 16 bits depends. Zero without one: the noise
+  /// of an element is then the same in every step.
+  void set_updates(int p, int64_t steps) { updates_[static_cast<size_t>(p)] = steps; }
   void set_seed(uint64_t seed) { seed_ = seed; }
 
   /// Declares that an optimizer has written the new weights to model_copy() of every parameter. The next
@@ -158,7 +161,8 @@ class ParamGroup final : public ParameterViews {
   void settle_grad(Stream& stream, bool last);
   /// Reduces a microbatch's gradient: P -> grad_micro, or P -> grad when `last`. When `last` it also reduces
   /// over the outer dimension and averages.
-  void reduce(Stream& stream, bool last, const Staging& staging);
+  /// @param microbatch index in the step, for the noise of what is kept in 16 bits
+  void reduce(Stream& stream, bool last, int microbatch, const Staging& staging);
   void close_grad();
   /// Releases the gradients after the optimizer has used them: the next step starts from zero.
   void reset_grads();
@@ -207,7 +211,7 @@ class ParamGroup final : public ParameterViews {
   Tensor wire_gradient(Stream& stream, const Staging& staging) const;
   /// Returns whether gradients are kept in 16 bits.
   bool rounds_gradients() const { return plan().grad_dtype != DType::f32; }
-  void reduce_rounded(Stream& stream, bool last, const Staging& staging);
+  void reduce_rounded(Stream& stream, bool last, int microbatch, const Staging& staging);
   enum class Kept { whole, part, cell };  // of the full buffer, of this rank's part and of its cell of it
   /// Calls f(parameter, elements, their place in the range) for the elements of parameters.
   template <class F>
@@ -241,9 +245,8 @@ class ParamGroup final : public ParameterViews {
   Tensor grad_full_;  // persistent when grad_micro is P; in the plan's grad_dtype, as grad_part_
   Tensor grad_open_;  // during backward
   Tensor grad_part_;  // the part
-  int64_t updates_ = 0;
-  int microbatches_ = 0;  // reduced in this step
-  bool grads_fresh_ = true;  // nothing is accumulated in grad_full_ yet
+  std::vector<int64_t> updates_;  // by parameter
+  bool grads_fresh_ = true;       // nothing is accumulated in grad_full_ yet
   // Per parameter: true while its range of the open gradient is unwritten.
   std::vector<bool> fresh_;
   bool part_fresh_ = true;  // nothing is accumulated in grad_part_ yet

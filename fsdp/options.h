@@ -40,11 +40,11 @@ struct FullyShardOptions {
   /// Cast values in a call's results to this dtype; without it they are unchanged.
   std::optional<DType> output_dtype = std::nullopt;
   /// dtype in which the shard dimension transfers gradients: f32 or bf16. Gradients are computed, accumulated
-  /// and kept in f32 in either case; the replicate dimension always reduces f32.
+  /// in f32 in either case, and kept in grad_dtype; the replicate dimension always reduces f32.
   DType reduce_dtype = DType::f32;
-  /// dtype in which gradients are kept between microbatches and until the update: f32 or bf16. Backward, sums over ranks and their
-  /// average are those of f32: a unit's gradient is summed in an f32 slot, and rounded stochastically into what is kept
-  /// (kernels/rest/rest.h; the noise depends on the element, the optimizer's step and the microbatch). Norms and updates read the
+  /// dtype in which gradients are kept between microbatches and until the update: f32 or bf16. Backward and sums over ranks compute
+  /// in f32, in slots of units. What is kept is rounded stochastically after each microbatch and after the average
+  /// (kernels/rest/rest.h; the noise depends on the element, its optimizer's step and the microbatch). Norms and updates read the
   /// rounded values. Of no effect on ignored parameters.
   DType grad_dtype = DType::f32;
   /// Layout of parameters. Under whole_param each CutClass::row parameter is stored on one rank, in separate
@@ -83,11 +83,16 @@ struct FullyShardOptions {
   /// gradients and states are sharded over shard x context, the shard dimension outermost, and gradients averaged over
   /// these ranks as over ranks with other sequences. The model's attention exchanges heads over this dimension
   /// (nn::AttentionOptions::context); a step in which it does not fails.
+  /// "context" names no such dimension where another option has this name.
   std::string context_dim = "context";
 
+  /// Returns whether ranks along a mesh dimension share sequences.
+  bool shares_sequences(std::string_view dim) const {
+    return dim == context_dim && dim != shard_dim && dim != replicate_dim && dim != tensor_dim;
+  }
   /// Returns whether gradients are averaged over the ranks along a mesh dimension.
   bool averages_over(std::string_view dim) const {
-    return dim == shard_dim || dim == context_dim || dim == replicate_dim;
+    return dim == shard_dim || dim == replicate_dim || shares_sequences(dim);
   }
 };
 

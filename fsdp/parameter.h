@@ -108,8 +108,8 @@ class Parameter {
   /// undefined elsewhere. An optimizer that writes it beside shard() for every parameter of a group calls
   /// ParamGroup::copies_written().
   Tensor model_copy() const;
-  /// Returns the reduced, averaged gradient of exactly that interval; valid after the last backward of a
-  /// step.
+  /// Returns the reduced, averaged gradient of exactly that interval, in FullyShardOptions::grad_dtype; valid after the last backward
+  /// of a step.
   Tensor grad_shard() const;
   /// Returns shard() as a tensor over the mesh, f32: a copy where weights rest in another form, queued on the compute stream.
   /// For a tensor-parallel piece it is the local piece only, as if

@@ -215,6 +215,7 @@ void ShardRuntime::forget_gradients(UpdateSet* set) {
   skip_ = Tensor();
   sets_->forget(set);
   if (set == nullptr || !sets_->any_ready()) context_->root_backward = context_->awaits_backward = false;
+  if (!context_->root_backward) context_->microbatch = 0;
 }
 
 void ShardRuntime::drop_step(UpdateSet* set) {

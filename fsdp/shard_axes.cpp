@@ -40,8 +40,9 @@ std::vector<std::string> with_cut(std::vector<std::string> dims, const std::opti
 
 ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const FullyShardOptions& o, bool ignored) {
   if (ignored) return of(std::move(mesh), {}, {}, o.strategy, o.outer);
-  return of(std::move(mesh), {o.shard_dim, o.context_dim}, {o.replicate_dim}, o.strategy, o.outer,
-            o.gradient_ranks);
+  std::vector<std::string> shard = {o.shard_dim};
+  if (o.shares_sequences(o.context_dim)) shard.push_back(o.context_dim);
+  return of(std::move(mesh), shard, {o.replicate_dim}, o.strategy, o.outer, o.gradient_ranks);
 }
 
 ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const std::vector<std::string>& shard,

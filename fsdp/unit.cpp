@@ -301,7 +301,8 @@ void Unit::reduce_gradients() {
   bool trains = true;
   // Gradient accumulation without communication: the gradients stay open, unreduced, until the last
   // microbatch.
-  if (context.hold_gradients && !context.last_microbatch && gradients_) {
+  const bool scatters = std::ranges::any_of(groups_, [](auto& g) { return !g->reduces_once(); });
+  if (context.hold_gradients && !context.last_microbatch && gradients_ && scatters) {
     context.log.add("hold", name_);
     held_ = true;
   } else {
@@ -324,6 +325,7 @@ void Unit::reduce_gradients() {
   // Optimizers and norms read the gradients on the compute stream. It waits for all reductions at the end of
   // the step at once, and not unit by unit.
   if (finished_) context.device.compute().wait(context.reduced);
+  if (!context.last_microbatch) ++context.microbatch;
 }
 
 void Unit::drop_backward(bool reduce) {
@@ -370,7 +372,7 @@ void Unit::finish_gradients(bool last) {
   stream.wait(compute.record());
   // Groups reduce one after the other: they share the staging buffers. All ranks have the same groups in this
   // order.
-  for (auto& g : groups_) g->reduce(stream, last, context.staging);
+  for (auto& g : groups_) g->reduce(stream, last, context.microbatch, context.staging);
   finished_ = last;
   // One event for all units: the stream runs in order, so the latest event covers the earlier ones.
   context.reduced = stream.record();

@@ -110,8 +110,8 @@ class Unit {
   ForwardRecorder* recorder() const noexcept;
   /// Returns the number of ranks that share this model's sequences (FullyShardOptions::context_dim of the root).
   int context_ranks() const;
-  /// Notes that an attention of this model sees whole sequences. The model's last backward of a step throws where
-  /// several ranks share sequences and none did.
+  /// Notes that an attention of this model has exchanged heads over these ranks. Where several ranks share sequences, the last
+  /// backward of a step without a note throws.
   void note_whole_sequences();
   void post_forward();
   void pre_backward();

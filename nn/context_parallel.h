@@ -1,6 +1,6 @@
 // Context parallelism: sequences sliced over ranks, each with the same slice of every sequence.
 //
-// Functions that treat positions by themselves run on slices. Attention needs whole sequences: ranks exchange q, k and v by
+// Functions of single positions run on slices. Attention needs whole sequences: ranks exchange q, k and v by
 // heads, each computes attention of its share of the heads over all positions, and the results are exchanged back (Jacobs et
 // al., DeepSpeed Ulysses, 2023, arXiv 2309.14509). A head's attention thus has the bits that one rank computes, and every
 // rank has as many pairs of a causal mask as the others.

@@ -86,7 +86,7 @@ class Module : public ModuleBase {
   }
 
   /// Every call's activations are dropped and computed again in backward: nn::recompute() inside of the unit's call.
-  /// Arguments are copied, and forward takes them by value or as constants. @param arguments where they rest until backward.
+  /// Arguments are copied, and forward takes them by value or as constants. @param arguments memory that stores them until backward.
   /// @throws InvalidArgument (the call) when it does not.
   void set_recompute(bool on, Place arguments = Place::device) {
     recomputes_ = on;

@@ -66,10 +66,11 @@ void add_values(std::vector<Var*>&, T&) {}
 /// Memory: from forward to backward the arguments' values and the results of f; in backward, in addition, the
 /// saved activations of one scope. Scopes may be nested; the inner ones count in the second run of the outer.
 ///
-/// @param arguments host: the arguments that have a gradient rest on the host (Device::host_tier(); on a CPU give
+/// @param arguments host: the arguments that have a gradient, values and vectors of values, are stored on the host (Device::host_tier(); on a CPU give
 /// DeviceOptions::offload_folder) from the forward of the next scope but one until backward comes to the next scope. Copies run beside
 /// compute(). The device then holds the arguments of three scopes at most, whatever their number, and the bits are the same.
-/// Where another function or the caller keeps such a value, its memory stays. Not of scopes inside of scopes.
+/// A value that another function or the caller keeps stays on the device as well, and one that several scopes take is stored for each.
+/// Not of scopes inside of scopes.
 template <class F, class... Args>
 auto recompute(Place arguments, F f, Args... args) -> std::invoke_result_t<F&, const Args&...> {
   using Result = std::invoke_result_t<F&, const Args&...>;

@@ -180,19 +180,20 @@ std::shared_ptr<detail::ScopeArguments> Tape::keep(const std::vector<Var*>& offl
   auto arguments = std::make_shared<detail::ScopeArguments>(offloaded);
   if (arguments->empty()) return nullptr;
   Device& device = arguments->device();
-  if (!copies_.out) copies_ = {device.make_stream("activations out"), device.make_stream("activations in")};
+  auto& copies = copies_[&device];
+  if (!copies.out) copies = {device.make_stream("activations out"), device.make_stream("activations in")};
   // The newest stay: backward begins with them. Those before are copied while the next scope computes.
   if (const auto leaving = leaving_.lock()) leaving->drop();
-  if (const auto latest = latest_.lock()) latest->store(copies_);
+  if (const auto latest = latest_.lock()) latest->store(copies_[&latest->device()]);
   leaving_ = std::exchange(latest_, arguments);
   return arguments;
 }
 
 void Tape::fetch(detail::ScopeArguments& arguments) {
-  arguments.fetch(copies_);
+  arguments.fetch(copies_[&arguments.device()]);
   arguments.wait();
   const auto before = std::find_if(nodes_.rbegin(), nodes_.rend(), [](const Node& n) { return n.arguments; });
-  if (before != nodes_.rend()) before->arguments->fetch(copies_);
+  if (before != nodes_.rend()) before->arguments->fetch(copies_[&before->arguments->device()]);
 }
 
 void Tape::repeat(const void* state, const std::function<std::function<void()>()>& make_exchange) {

@@ -206,8 +206,8 @@ class Tape : public ForwardRecorder {
   /// Fetches the arguments of a scope, and begins to fetch those of the scope before it.
   void fetch(detail::ScopeArguments& arguments);
 
-  detail::ScopeArguments::Streams copies_;                  // made by the first offloaded scope
-  std::weak_ptr<detail::ScopeArguments> latest_, leaving_;  // on the device; on its way to the host
+  std::map<Device*, detail::ScopeArguments::Streams> copies_;  // made by the first offloaded scope
+  std::weak_ptr<detail::ScopeArguments> latest_, leaving_;     // on the device; on its way to the host
   std::vector<Node> nodes_;
   std::vector<Value> values_;
   std::vector<size_t> open_calls_;                  // their begin_call nodes

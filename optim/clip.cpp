@@ -40,6 +40,14 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
   if (!(max_norm >= 0))
     throw InvalidArgument(
         fmt::format("clip_grad_norm: max_norm {} must not be negative; 0 only measures", max_norm));
+  const std::vector<ParamGroup*> groups = runtime.groups();
+  const auto narrow =
+      std::ranges::find_if(groups, [](const ParamGroup* g) { return g->plan().grad_dtype != DType::f32; });
+  if (max_norm > 0 && !options.in_update && narrow != groups.end())
+    throw InvalidArgument(fmt::format(
+        "clip_grad_norm: unit '{}' keeps gradients in {} (FullyShardOptions::grad_dtype), which scaling "
+        "in place would round again; set ClipOptions::in_update",
+        (*narrow)->unit(), name_of((*narrow)->plan().grad_dtype)));
   runtime.require_gradients("clip_grad_norm()", set);
   Device& device = runtime.device();
   Stream& stream = device.compute();
@@ -89,13 +97,8 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
                       device.label(), stats->norm, stats->non_finite));
   }
   // A max_norm of 0 only measures; a factor of 1 leaves the bits of gradients unchanged.
-  // Gradients in 16 bits are not scaled in place, which would round them again.
-  const std::vector<ParamGroup*> groups = runtime.groups();
-  const bool in_update = options.in_update || std::ranges::any_of(groups, [](const ParamGroup* g) {
-                           return g->plan().grad_dtype != DType::f32;
-                         });
-  if (max_norm > 0 && !in_update) ops::scale_by(stream, clipped_pieces(runtime, set), factor);
-  if (max_norm > 0 && in_update)
+  if (max_norm > 0 && !options.in_update) ops::scale_by(stream, clipped_pieces(runtime, set), factor);
+  if (max_norm > 0 && options.in_update)
     set == nullptr ? runtime.update_sets()->set_gradient_factor(factor) : set->set_gradient_factor(factor);
   // step() of the optimizers reads this decision instead of summing again.
   set == nullptr ? runtime.set_skip(skip) : set->set_skip(skip);

@@ -338,7 +338,7 @@ void Optimizer::step(double lr) {
 
 void Optimizer::note_steps() {
   for (const Rule& r : rules_)
-    for (const Parameter& p : r.params) p.group().set_updates(steps_);
+    for (const Parameter& p : r.params) p.group().set_updates(p.index_in_group(), steps_);
 }
 
 void Optimizer::apply_gradient_factor() {

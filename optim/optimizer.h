@@ -132,9 +132,9 @@ class Optimizer {
   /// Makes the rules of this rank's parameters, by algorithm, and records the groups whose copies they write.
   void make_rules(const Routing& routing, const OptimizerOptions& options,
                   const std::vector<UpdateRuleFactory>& factories);
-  /// Gives the clip factor to the rules, or multiplies their parameters' gradients by it.
-  /// Tells the groups of its parameters the steps, for the noise of gradients in 16 bits.
+  /// Sets the steps of its parameters, on which the noise of gradients in 16 bits depends.
   void note_steps();
+  /// Gives the clip factor to the rules, or multiplies their parameters' gradients by it.
   void apply_gradient_factor();
   /// Returns ShardRuntime::skip(), computed now where the gradients were not checked.
   Tensor skip_of_gradients();

@@ -41,9 +41,9 @@ struct UpdateItem {
 /// whether the step is taken, keeps gathers from reading weights that change, and starts the next gradients
 /// from zero. One rank's thread calls all functions, in the same order on every rank.
 ///
-/// A rule sees this rank's flat interval of each parameter: Parameter::shard() and Parameter::grad_shard() (f32), which may be
+/// A rule sees this rank's flat interval of each parameter: Parameter::shard() and Parameter::grad_shard(), which may be
 /// empty. Its state has the same interval, zero at first, and is independent of layout and number of ranks, so checkpoints
-/// reshard it. Weights are f32 unless the rule's factory supports other forms.
+/// reshard it. Weights and gradients are f32 unless the rule's factory supports other forms.
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;

@@ -54,7 +54,9 @@ void Bucket::open() {
   open_ = true;
 }
 
-bool Bucket::holds() const { return context_.hold_gradients && !context_.last_microbatch && gradients_; }
+bool Bucket::holds() const {
+  return context_.hold_gradients && !context_.last_microbatch && gradients_ && !group_->reduces_once();
+}
 
 void Bucket::unit_ended(int unit) {
   if (!open_) return;
@@ -94,7 +96,7 @@ void Bucket::reduce(bool last) {
   // later units.
   group_->settle_grad(compute, last);
   stream.wait(compute.record());
-  group_->reduce(stream, last, context_.staging);
+  group_->reduce(stream, last, context_.microbatch, context_.staging);
   finished_ = last;
   context_.reduced = stream.record();
   close(context_.reduced);

@@ -93,7 +93,8 @@ void ShardRuntime::Builder::build(ModuleBase& root) {
                                               r_.root_options_.prefetch, r_.root_options_.overlap_reduce);
   const DeviceMesh& mesh = root.wrap_->mesh;
   const std::string& context_dim = root.wrap_->options.context_dim;
-  r_.context_->context_ranks = mesh.has(context_dim) ? mesh.size(context_dim) : 1;
+  const bool shares = mesh.has(context_dim) && root.wrap_->options.shares_sequences(context_dim);
+  r_.context_->context_ranks = shares ? mesh.size(context_dim) : 1;
   r_.context_->complete_backward = [&r = r_] { return r.complete_backward(); };
   r_.comparison_ = std::make_unique<RankComparison>(r_.mesh_);
   for (auto& [name, b] : root.named_buffers()) r_.kept_.push_back(b);
@@ -258,7 +259,7 @@ void ShardRuntime::Builder::allocate() {
   for (size_t i = 0; i < all.size(); ++i) *all[i].memory = r_.buffers_->tensors()[i];
   const auto groups = r_.groups();
   if (std::ranges::any_of(groups, [](auto* g) { return g->plan().grad_dtype != DType::f32; })) {
-    staging.zero = Tensor::empty(r_.device_, {1}, DType::f32, MemoryClass::gradient, "gradients");
+    staging.zero = Tensor::empty(r_.device_, {1}, DType::f32, MemoryClass::optimizer, "gradient noise");
     ops::fill(r_.device_.compute(), staging.zero, 0);
   }
   // Units have one order on all ranks, and so do their communicators.

@@ -50,9 +50,9 @@ void check_tensor_shards(const ParamGroup& g, std::vector<std::string>& wrong) {
           fmt::format("'{}' is piece {} of {} over mesh dimension '{}', which is the {} dimension "
                       "of unit '{}' as well: gradients of different pieces would be summed",
                       p.name(), t.index, t.parts, t.mesh_dim,
-                      t.mesh_dim == o.shard_dim     ? "shard"
-                      : t.mesh_dim == o.context_dim ? "context"
-                                                    : "replicate",
+                      t.mesh_dim == o.shard_dim        ? "shard"
+                      : o.shares_sequences(t.mesh_dim) ? "context"
+                                                       : "replicate",
                       g.unit_of(p.index_in_group())));
       continue;
     }

@@ -65,6 +65,7 @@ struct UnitContext {
   // Remedy in messages: how a user drops a recorded forward, set by the client that recorded the latest one.
   const char* how_to_drop = "";
   bool last_microbatch = true;
+  int microbatch = 0;              // passes of the root that have ended in this step
   bool torn = false;               // an exception has ended an update of the weights
   int substitutions = 0;           // scopes of other weights in the place of the trained ones
   int context_ranks = 1;           // that share sequences (FullyShardOptions::context_dim of the root)

@@ -32,6 +32,13 @@ Tensor Tensor::at(Place place, Device& device, Shape shape, DType dtype, MemoryC
               [&](int64_t bytes) { return device.host_tier().allocate(bytes, kind, name, true); });
 }
 
+Tensor Tensor::in_turn(Place place, Device& device, Shape shape, DType dtype, MemoryClass kind,
+                       std::string_view name) {
+  if (place == Place::device) return empty(device, std::move(shape), dtype, kind, name);
+  return make(device, device.host_tier(), std::move(shape), dtype, name,
+              [&](int64_t bytes) { return device.host_tier().allocate(bytes, kind, name); });
+}
+
 Place Tensor::place() const {
   if (!storage_ || storage_->allocator == &storage_->device->allocator()) return Place::device;
   return storage_->allocator == &storage_->device->host_tier() ? Place::host : Place::device;

@@ -50,6 +50,10 @@ class Tensor {
   /// Allocates memory at a place. Place::host: of Device::host_tier(), which no queued operation uses.
   [[nodiscard]] static Tensor at(Place place, Device& device, Shape shape, DType dtype, MemoryClass kind,
                                  std::string_view name);
+  /// The same, of memory that earlier operations may still use: for operations queued on compute(), and those of other streams that
+  /// have waited for an event of it.
+  [[nodiscard]] static Tensor in_turn(Place place, Device& device, Shape shape, DType dtype, MemoryClass kind,
+                                      std::string_view name);
   Place place() const;
 
   bool defined() const { return storage_ != nullptr; }

@@ -24,13 +24,13 @@ ScopeArguments::~ScopeArguments() {
 
 // Device memory goes back to its allocator, in the order of compute(), by drop() alone: copies need not own it.
 void ScopeArguments::store(Streams& streams) {
-  streams.out->wait(device_->compute().record());
   for (Kept& k : kept_) {
     k.device = k.value->value();
-    k.host = Tensor::at(Place::host, *device_, k.device.shape(), k.device.dtype(), MemoryClass::activation,
-                        "offloaded activations");
-    ops::copy(*streams.out, k.host.unowned_view(), k.device.unowned_view());
+    k.host = Tensor::in_turn(Place::host, *device_, k.device.shape(), k.device.dtype(),
+                             MemoryClass::activation, "offloaded activations");
   }
+  streams.out->wait(device_->compute().record());
+  for (Kept& k : kept_) ops::copy(*streams.out, k.host.unowned_view(), k.device.unowned_view());
   stored_ = streams.out->record();
 }
 

@@ -99,7 +99,7 @@ class CausalModel : public Module<CausalModel> {
   virtual ModuleBase& block(size_t i) = 0;
   /// The module of a block's experts on this rank; null in a dense block.
   virtual ModuleBase* experts(size_t i) = 0;
-  /// Each block's activations are dropped and computed again in backward. @param arguments where blocks' inputs rest until then
+  /// Each block's activations are dropped and computed again in backward. @param arguments memory that stores blocks' inputs until then
   virtual void set_recompute(bool on, Place arguments = Place::device) = 0;
   /// Ends a step of a model with MixtureDescription::bias_speed: raises the selection bias of experts that got fewer rows
   /// than the mean of their layer, in all forwards of training since the last call and on all ranks, by that speed, and

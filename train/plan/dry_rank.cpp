@@ -34,6 +34,7 @@ DryRank::DryRank(int rank, int world, const DryDeviceOptions& options)
 
 void DryRank::begin_step() {
   device_->allocator().reset_peak();
+  device_->host_tier().reset_peak();
   device_->clear();
 }
 
@@ -41,7 +42,7 @@ RankForecast DryRank::forecast(int ranks_per_host) const {
   const Allocator& allocator = device_->allocator();
   RankForecast f{.rank = context_.world->rank(),
                  .peak_bytes = allocator.peak_bytes(),
-                 .host_bytes = device_->host_tier().live_bytes()};
+                 .host_bytes = device_->host_tier().peak_bytes()};
   for (const MemoryClass kind : kMemoryClasses)
     f.by_class[std::string(name_of(kind))] = allocator.bytes_at_peak(kind);
   f.by_class["slack"] = allocator.peak_held_bytes() - f.peak_bytes;

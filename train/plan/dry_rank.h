@@ -24,7 +24,7 @@ struct PlannedCollective {
 struct RankForecast {
   int rank = 0;
   int64_t peak_bytes = 0;  // as Allocator::peak_bytes() of a run
-  int64_t host_bytes = 0;  // of Device::host_tier()
+  int64_t host_bytes = 0;  // peak of Device::host_tier()
   /// Live bytes at that time by name of MemoryClass, and "slack": the part of peak_held_bytes() above peak_bytes().
   std::map<std::string, int64_t> by_class;
   std::vector<PlannedCollective> collectives;  // by name, then link

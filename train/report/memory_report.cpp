@@ -62,7 +62,7 @@ RankMemory replicated_memory(ModuleBase& root, const Routing& routing, const Opt
   }
   for (auto& route : routing.routes) {
     const int64_t n = numel_of(route.param.global_shape());
-    r.gradients += n * 4;
+    r.gradients += n * size_of(route.param.group().plan().grad_dtype);
     if (!optimizer) r.optimizer += n * (route.algorithm == Algorithm::muon ? 4 : 8);
   }
   if (!optimizer) return r;

@@ -52,7 +52,8 @@ MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& 
   // A skip flag that is always set, for parameters that are frozen at present.
   skip_frozen_ = Tensor::empty(device, {1}, DType::i64, MemoryClass::optimizer, "optimizer status");
   ops::fill(device.compute(), skip_frozen_, 1);
-  if (rule_.takes_gradient()) {
+  if (rule_.takes_gradient() &&
+      std::ranges::any_of(slots_, [](const Slot& s) { return s.forms().gradient != DType::f32; })) {
     zero_ = Tensor::empty(device, {1}, DType::f32, MemoryClass::optimizer, "optimizer status");
     ops::fill(device.compute(), zero_, 0);
   }

@@ -50,8 +50,6 @@ train_gpt::TrainConfig stage_of(const PlanRequest& r) {
   return c;
 }
 
-int64_t rows_of(const train_gpt::TrainConfig& c) { return c.microbatch() * c.seq / c.context; }
-
 /// Takes the figures of the whole model: a forecast has those of a stage.
 void take_model(Plan& plan, const PlanRequest& r, const Forecast& first) {
   train_gpt::ParameterCount count = first.parameters;
@@ -89,7 +87,7 @@ std::set<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks w
 /// Bytes that a stage keeps of a microbatch between its forward and its backward: with recomputation the blocks' inputs.
 int64_t kept_activations(const train_gpt::TrainConfig& stage, const RankForecast& rank) {
   if (stage.recompute == train_gpt::Recompute::none) return rank.by_class.at("activation");
-  const int64_t rows = rows_of(stage) / (stage.sequence_parallel ? stage.tp : 1);
+  const int64_t rows = stage.rows_of_rank() / (stage.sequence_parallel ? stage.tp : 1);
   // nn::recompute(): at most three on the device.
   const int64_t inputs =
       stage.recompute == train_gpt::Recompute::offload ? std::min<int64_t>(3, stage.layers) : stage.layers;

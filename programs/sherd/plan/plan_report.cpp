@@ -97,7 +97,7 @@ const char* const kPlanJsonHelp = R"(--json prints one object:
   flops_per_token                 of the model, forward and backward, by formula
   strategy, layout, muon_mode     muon_mode null without Muon
   ranks        [{rank, peak_bytes, host_bytes, by_class {name: bytes}}], by descending peak_bytes; by_class at the time of the
-               peak, slack: what the allocator keeps above it; host_bytes: what --offload puts on the host
+               peak, slack: what the allocator keeps above it; host_bytes: what --offload and --recompute offload put on the host, at most
   collectives  [{name, link, calls, bytes}] of the most loaded rank in a step; link host or network; bytes received
   newton_schulz_flops             of that rank in a step
   step_ms      {total, compute, exposed_communication, optimizer}, of the slowest of the ranks

@@ -243,8 +243,7 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
   // in the cache. A GPU reads all of the head's weights and gradients once for every product (128 rows: 3
   // times as slow a step).
   const bool gpu = c.device == sherd::DeviceKind::cuda;
-  const int64_t most = (int64_t{16} << (gpu ? 24 : 20)) * tp.size() / d.vocab,
-                rows = c.microbatch() * c.seq / c.context;
+  const int64_t most = (int64_t{16} << (gpu ? 24 : 20)) * tp.size() / d.vocab, rows = c.rows_of_rank();
   const int64_t chunk = c.model.empty() ? 0
                         : gpu           ? std::clamp<int64_t>(most / 128 * 128, 128, 8192)
                         : rows <= most  ? rows

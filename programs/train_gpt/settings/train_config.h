@@ -45,6 +45,8 @@ struct TrainConfig : Settings {
   int64_t data_ranks() const { return ranks / (tp * context); }
   /// Windows that a rank computes at once.
   int64_t microbatch() const { return batch / (data_ranks() * grad_accum); }
+  /// Tokens of them, of the longest slices.
+  int64_t rows_of_rank() const { return microbatch() * ((seq + context - 1) / context); }
   /// The step that this run ends with.
   int64_t last_step() const { return stop_at > 0 && stop_at < steps ? stop_at : steps; }
 
