@@ -57,6 +57,7 @@ struct ClipOptions {
 /// all ranks, in every 64th step); InvalidArgument for max_norm < 0 or NaN, or when gradients are not final
 /// (no last backward since the last step); Error by ClipOptions::error_if_nonfinite, with the gradients
 /// unchanged.
+/// @throws InvalidArgument without in_update where gradients are kept in 16 bits (FullyShardOptions::grad_dtype).
 std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm,
                                                     const ClipOptions& options = {});
 /// Clips the gradients of one optimizer's parameters alone, by their norm, which decides about that

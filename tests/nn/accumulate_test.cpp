@@ -48,6 +48,49 @@ TEST(Accumulate, BitsAreThoseOfTheFamilyAndOfTheFirstFamilyWhenHeld) {
   }
 }
 
+// Gradients in 16 bits: bits of a family, also where microbatches leave units out, and in buckets.
+TEST(Accumulate, GradientsInSixteenBitsKeepTheBitsOfTheirFamily) {
+  for (const int ranks : {1, 3, 4})
+    for (const auto& used : {std::vector<std::vector<size_t>>{}, {{1, 2}, {0, 1, 2}, {2, 0, 1}}}) {
+      const auto weights = [&](FullyShardOptions o, GradientSync sync, DType dtype = DType::bf16) {
+        o.grad_dtype = dtype;
+        return train(ranks, o, {}, accumulated(sync, used), {}, {.allow_unused = true}).weights;
+      };
+      std::map<bool, Weights> of;  // by whether microbatches are summed over ranks
+      for (const Strategy s : kStrategies) {
+        const bool scatters = ranks > 1 && (s == Strategy::optim_grads || s == Strategy::optim_grads_params);
+        SCOPED_TRACE(fmt::format("{} on {}", name_of(s), ranks));
+        const Weights got = weights({.strategy = s}, GradientSync::by_strategy);
+        EXPECT_EQ(got, of.try_emplace(scatters, got).first->second);
+        // An element moves by about the learning rate, 0.05, in each of three steps, in one direction or the other.
+        EXPECT_LT(largest_difference(got, weights({.strategy = s}, GradientSync::by_strategy, DType::f32)),
+                  2 * 3 * 0.05);
+        EXPECT_NE(got, weights({.strategy = s}, GradientSync::by_strategy, DType::f32));
+        EXPECT_EQ(weights({.strategy = s, .layout = LayoutPolicy::even_rows}, GradientSync::by_strategy),
+                  got);
+        for (FullyShardOptions o : bucketed(s)) EXPECT_EQ(weights(o, GradientSync::by_strategy), got);
+        if (!scatters) {
+          EXPECT_EQ(weights({.strategy = s}, GradientSync::last), got);
+        }
+      }
+      EXPECT_EQ(weights({.strategy = Strategy::optim_grads}, GradientSync::last),
+                weights({.strategy = Strategy::optim_grads_params}, GradientSync::last));
+    }
+}
+
+TEST(Accumulate, GradientsInSixteenBitsAreClippedInTheUpdate) {
+  launch(1, [](RankContext& rank) {
+    TapeNet net;
+    shard(net, rank, {.grad_dtype = DType::bf16});
+    Tape tape;
+    plain_step(net, tape, rank, 0);
+    EXPECT_THAT(message_of<InvalidArgument>([&] { clip_grad_norm(net, 1); }),
+                AllOf(HasSubstr("keeps gradients in bf16"), HasSubstr("set ClipOptions::in_update")));
+    EXPECT_GT(read_stats(net, clip_grad_norm(net, 0)).norm, 0) << "measures alone";
+    EXPECT_THROW(clip_grad_value(net, 1), NotSupported);
+  });
+}
+
 TEST(Accumulate, HeldGradientsAreReducedOnceAStep) {
   const auto reductions = [](GradientSync sync) {
     return train(3, {.strategy = Strategy::optim_grads_params}, {}, accumulated(sync))

@@ -44,7 +44,7 @@ inline Trained train(int ranks, const FullyShardOptions& options, const TapeNet:
     for (int i = 0; i < 3; ++i) {
       before = rank.world->counts();
       step(net, tape, rank, i);
-      clip_grad_norm(net, 1);
+      clip_grad_norm(net, 1, {.in_update = options.grad_dtype != DType::f32});
       optimizer.step(0.05);
     }
     CommCounts after = rank.world->counts();
