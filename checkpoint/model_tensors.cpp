@@ -171,11 +171,12 @@ std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root,
                     "save the model alone",
                     optimizers.size(), sets->count()));
   std::vector<LocalTensor> all = Collector(root, optimizers).collect();
-  const bool rounds = std::any_of(all.begin(), all.end(), [](const LocalTensor& t) {
-    return t.dtype == DType::bf16 && t.counts_not_finite;  // no buffer
-  }) || std::ranges::any_of(runtime_of(root).plan().groups(), [](const GroupPlan* g) {
-    return g->grad_dtype != DType::f32;
-  });
+  const bool rounds = std::any_of(all.begin(), all.end(),
+                                  [](const LocalTensor& t) {
+                                    return t.dtype == DType::bf16 && t.counts_not_finite;  // no buffer
+                                  }) ||
+                      std::ranges::any_of(runtime_of(root).plan().groups(),
+                                          [](const GroupPlan* g) { return g->grad_dtype != DType::f32; });
   if (!all.empty())
     all.front().before_save = [&root, optimizers, rounds](TrainingState& training) {
       runtime_of(root).require_whole_weights("CheckpointSaver");

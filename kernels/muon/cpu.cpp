@@ -32,8 +32,7 @@ struct Advance {
 };
 
 template <class S, class G, class W, class T, class N, class Noise>
-void momentum(S buffer, G gradient, W weight, T packed, N count, const Advance& advance,
-              Noise noise) {
+void momentum(S buffer, G gradient, W weight, T packed, N count, const Advance& advance, Noise noise) {
   const float mu = advance.mu, l2 = advance.l2, factor = advance.factor;
   const bool nesterov = advance.nesterov, moves = advance.moves;
   const float rate = 1 - mu;

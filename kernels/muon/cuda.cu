@@ -30,8 +30,8 @@ struct MomentumOp {
   KeptNoise<kDraws> noise;
 
   Cover cover_of(int64_t count) const {
-    return cover<kVec>(count, buffer.bound(), gradient.whole_bound(), gradient.bound(), weight.whole_bound(), weight.bound(), weight.low,
-                       packed);
+    return cover<kVec>(count, buffer.bound(), gradient.whole_bound(), gradient.bound(), weight.whole_bound(),
+                       weight.bound(), weight.low, packed);
   }
 
   template <int N>
@@ -177,8 +177,8 @@ void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
       for_segments<Op>(context, "muon_momentum", a.segments, common, [&](const MomentumSegment& s) {
         ReadWeights weight;
         if (a.l2 != 0) weight = {a.forms.master, const_cast<void*>(s.weight), const_cast<uint16_t*>(s.low)};
-        return Op{state(s.buffer), weight, read_gradients(a.forms, s.gradient), s.at < 0 ? nullptr : packed + s.at,
-                  KeptNoise<Op::kDraws>{s.noise}};
+        return Op{state(s.buffer), weight, read_gradients(a.forms, s.gradient),
+                  s.at < 0 ? nullptr : packed + s.at, KeptNoise<Op::kDraws>{s.noise}};
       });
     });
   });

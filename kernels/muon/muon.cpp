@@ -20,7 +20,8 @@ int64_t elements_of(const std::vector<Segment>& segments) {
 }  // namespace
 
 Work work_of(const Device&, const MuonMomentumArgs& a) {
-  return {.bytes = elements_of(a.segments) * (2 * size_of(a.forms.state) + size_of(a.forms.gradient) + size_of(a.packed.dtype))};
+  return {.bytes = elements_of(a.segments) *
+                   (2 * size_of(a.forms.state) + size_of(a.forms.gradient) + size_of(a.packed.dtype))};
 }
 
 Work work_of(const Device&, const MuonUpdateArgs& a) {

@@ -18,7 +18,7 @@ namespace sherd {
 /// A piece of a momentum pass: `count` elements of one parameter, to be written at element `at` of the packed
 /// message; -1: only the buffer moves, nothing is written.
 struct MomentumSegment {
-  void* buffer = nullptr;  // of the pass's dtype of states
+  void* buffer = nullptr;          // of the pass's dtype of states
   const void* gradient = nullptr;  // of the pass's dtype of gradients
   /// Of the pass's form. Read with l2 decay, otherwise ignored.
   const void* weight = nullptr;

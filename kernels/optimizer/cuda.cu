@@ -48,13 +48,14 @@ struct AdamW {
   W w;
   S m, v;
   ReadWeights g;  // gradients
-  Copy* copy;  // may be null
+  Copy* copy;     // may be null
   float decay;
   int32_t bias;
   KeptNoise<kDraws> noise;
 
   Cover cover_of(int64_t count) const {
-    return cover<kVec>(count, w.bound(), w.low_bound(), m.bound(), v.bound(), g.whole_bound(), g.bound(), copy);
+    return cover<kVec>(count, w.bound(), w.low_bound(), m.bound(), v.bound(), g.whole_bound(), g.bound(),
+                       copy);
   }
 
   template <int N>

@@ -486,8 +486,8 @@ void accumulate_magnitudes(ExecutionContext& context, const std::vector<SquaresS
 void largest_magnitude(ExecutionContext& context, float* largest,
                        const std::vector<SquaresSegment>& segments) {
   for_batches(segments, [&](const SquaresBatch& batch) {
-    launch(context, "largest_magnitude", batch.dtype == DType::f32 ? find_largest<InF32> : find_largest<InBf16>,
-           grid_of(batch), batch,
+    launch(context, "largest_magnitude",
+           batch.dtype == DType::f32 ? find_largest<InF32> : find_largest<InBf16>, grid_of(batch), batch,
            reinterpret_cast<unsigned*>(largest));
   });
 }

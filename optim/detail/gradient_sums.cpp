@@ -253,10 +253,10 @@ std::vector<ScaleSegment> pieces(const ShardRuntime& runtime, const UpdateSet* s
     for (auto& p : chosen_of(*g, set)) {
       const Tensor grad = p.grad_shard();
       if (grad.dtype() != DType::f32)
-        throw NotSupported(
-            fmt::format("clip_grad_value: the gradient of '{}' is {} (FullyShardOptions::grad_dtype); clip by "
-                        "norm, or keep gradients in f32",
-                        p.name(), name_of(grad.dtype())));
+        throw NotSupported(fmt::format(
+            "clip_grad_value: the gradient of '{}' is {} (FullyShardOptions::grad_dtype); clip by "
+            "norm, or keep gradients in f32",
+            p.name(), name_of(grad.dtype())));
       pieces.push_back({grad.data<float>(), grad.numel()});
     }
   }

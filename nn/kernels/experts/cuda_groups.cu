@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(kMostRows* kWarp) route_rows_in_groups_backwar
       a.counts == nullptr || row_is_padding(a, r) ? nullptr : a.counts + sequence * a.experts;
   float total = 0, share = 0, balance = 0;
   if (counts != nullptr) {
-    balance = a.balance / static_cast<float>(a.k * (a.lengths != nullptr ? a.lengths[sequence] : max(a.seq, a.positions)));
+    balance = a.balance / static_cast<float>(
+                              a.k * (a.lengths != nullptr ? a.lengths[sequence] : max(a.seq, a.positions)));
     for (int64_t e = lane; e < a.experts; e += kWarp) {
       total += score(e);
       share += static_cast<float>(counts[e]) * score(e);

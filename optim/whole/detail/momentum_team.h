@@ -89,7 +89,7 @@ class MomentumTeam : private MatrixClient {
   OwnedStates states_;
   RuleGuard guard_;
   Tensor updates_;      // f32, one for each slot; undefined where none has any
-  Tensor zero_;  // f32 [1], where the rule takes the gradient: the count of a noise that nothing uses
+  Tensor zero_;         // f32 [1], where the rule takes the gradient: the count of a noise that nothing uses
   Tensor skip_frozen_;  // of parameters that are frozen: always 1
   double lr_ = 0;       // of the step that is being issued
   Tensor skip_;         // of the step that is being issued
