@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <sherd/nn/detail/scope_arguments.h>
+
 namespace sherd::nn {
 
 Tape::Forward Tape::Forward::now(std::shared_ptr<Unit> unit) {
@@ -179,21 +181,19 @@ void Tape::recompute(const std::function<void()>& forward, std::function<void()>
 std::shared_ptr<detail::ScopeArguments> Tape::keep(const std::vector<Var*>& offloaded) {
   auto arguments = std::make_shared<detail::ScopeArguments>(offloaded);
   if (arguments->empty()) return nullptr;
-  Device& device = arguments->device();
-  auto& copies = copies_[&device];
-  if (!copies.out) copies = {device.make_stream("activations out"), device.make_stream("activations in")};
+  if (!copies_) copies_ = std::make_shared<detail::ArgumentStreams>();
   // The newest stay: backward begins with them. Those before are copied while the next scope computes.
   if (const auto leaving = leaving_.lock()) leaving->drop();
-  if (const auto latest = latest_.lock()) latest->store(copies_[&latest->device()]);
+  if (const auto latest = latest_.lock()) latest->store(*copies_);
   leaving_ = std::exchange(latest_, arguments);
   return arguments;
 }
 
 void Tape::fetch(detail::ScopeArguments& arguments) {
-  arguments.fetch(copies_[&arguments.device()]);
+  arguments.fetch(*copies_);
   arguments.wait();
   const auto before = std::find_if(nodes_.rbegin(), nodes_.rend(), [](const Node& n) { return n.arguments; });
-  if (before != nodes_.rend()) before->arguments->fetch(copies_[&before->arguments->device()]);
+  if (before != nodes_.rend()) before->arguments->fetch(*copies_);
 }
 
 void Tape::repeat(const void* state, const std::function<std::function<void()>()>& make_exchange) {

@@ -12,11 +12,14 @@
 #include <sherd/fsdp/parameter.h>
 #include <sherd/fsdp/recorder.h>
 #include <sherd/fsdp/unit.h>
-#include <sherd/nn/detail/scope_arguments.h>
 #include <sherd/nn/gradient.h>
 #include <sherd/nn/var.h>
 
 namespace sherd::nn {
+
+namespace detail {
+class ArgumentStreams;
+}
 
 /// Arguments of a function's backward.
 class BackwardCall {
@@ -206,8 +209,8 @@ class Tape : public ForwardRecorder {
   /// Fetches the arguments of a scope, and begins to fetch those of the scope before it.
   void fetch(detail::ScopeArguments& arguments);
 
-  std::map<Device*, detail::ScopeArguments::Streams> copies_;  // made by the first offloaded scope
-  std::weak_ptr<detail::ScopeArguments> latest_, leaving_;     // on the device; on its way to the host
+  std::shared_ptr<detail::ArgumentStreams> copies_;         // made by the first offloaded scope
+  std::weak_ptr<detail::ScopeArguments> latest_, leaving_;  // on the device; on its way to the host
   std::vector<Node> nodes_;
   std::vector<Value> values_;
   std::vector<size_t> open_calls_;                  // their begin_call nodes

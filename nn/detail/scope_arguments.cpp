@@ -8,6 +8,12 @@
 
 namespace sherd::nn::detail {
 
+ArgumentStreams::Pair& ArgumentStreams::of(Device& device) {
+  Pair& pair = pairs_[&device];
+  if (!pair.out) pair = {device.make_stream("activations out"), device.make_stream("activations in")};
+  return pair;
+}
+
 ScopeArguments::ScopeArguments(const std::vector<Var*>& values) {
   for (Var* const v : values)
     if (v->requires_grad() && v->numel() > 0) kept_.push_back({v, {}, {}});
@@ -23,15 +29,16 @@ ScopeArguments::~ScopeArguments() {
 }
 
 // Device memory goes back to its allocator, in the order of compute(), by drop() alone: copies need not own it.
-void ScopeArguments::store(Streams& streams) {
+void ScopeArguments::store(ArgumentStreams& streams) {
+  Stream& out = *streams.of(*device_).out;
   for (Kept& k : kept_) {
     k.device = k.value->value();
     k.host = Tensor::in_turn(Place::host, *device_, k.device.shape(), k.device.dtype(),
                              MemoryClass::activation, "offloaded activations");
   }
-  streams.out->wait(device_->compute().record());
-  for (Kept& k : kept_) ops::copy(*streams.out, k.host.unowned_view(), k.device.unowned_view());
-  stored_ = streams.out->record();
+  out.wait(device_->compute().record());
+  for (Kept& k : kept_) ops::copy(out, k.host.unowned_view(), k.device.unowned_view());
+  stored_ = out.record();
 }
 
 void ScopeArguments::drop() {
@@ -43,16 +50,17 @@ void ScopeArguments::drop() {
   dropped_ = true;
 }
 
-void ScopeArguments::fetch(Streams& streams) {
+void ScopeArguments::fetch(ArgumentStreams& streams) {
   if (!dropped_) return;
+  Stream& in = *streams.of(*device_).in;
   dropped_ = false;
   for (Kept& k : kept_) k.device = like(k.host);
-  streams.in->wait(device_->compute().record());  // operations that used the memory before
+  in.wait(device_->compute().record());  // operations that used the memory before
   for (Kept& k : kept_) {
-    ops::copy(*streams.in, k.device.unowned_view(), k.host.unowned_view());
+    ops::copy(in, k.device.unowned_view(), k.host.unowned_view());
     k.value->value_ = k.device;
   }
-  fetched_ = streams.in->record();
+  fetched_ = in.record();
 }
 
 void ScopeArguments::wait() { wait_for(fetched_); }

@@ -1,6 +1,7 @@
 // Arguments of recomputed scopes that rest on the host between forward and backward.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -9,13 +10,23 @@
 
 namespace sherd::nn::detail {
 
+/// Streams of the copies, two for each device.
+class ArgumentStreams {
+ public:
+  struct Pair {
+    std::unique_ptr<Stream> out, in;
+  };
+  /// Returns those of a device, made by the first call.
+  Pair& of(Device& device);
+
+ private:
+  std::map<Device*, Pair> pairs_;
+};
+
 /// Arguments of one scope that backward gives a gradient. Each function queues its operations and returns. The device's memory is
 /// written and read in the order of events alone: copies run on two streams beside compute().
 class ScopeArguments {
  public:
-  struct Streams {
-    std::unique_ptr<Stream> out, in;
-  };
   /// @param values of one device, which the caller keeps at their place; all others than those with a gradient are ignored
   explicit ScopeArguments(const std::vector<Var*>& values);
   /// Makes compute() wait for pending copies.
@@ -24,13 +35,12 @@ class ScopeArguments {
   ScopeArguments& operator=(const ScopeArguments&) = delete;
 
   bool empty() const { return kept_.empty(); }
-  Device& device() const { return *device_; }
   /// Begins to copy the arguments to the host, once compute() has made them.
-  void store(Streams& streams);
+  void store(ArgumentStreams& streams);
   /// Drops the device's memory of stored arguments; what compute() runs from now on may use it.
   void drop();
   /// Begins to fetch dropped arguments; without effect on others.
-  void fetch(Streams& streams);
+  void fetch(ArgumentStreams& streams);
   /// Makes compute() wait for fetch().
   void wait();
 

@@ -175,13 +175,15 @@ inline void expect_same_bits(const Outcome& got, const Outcome& want, const char
 }
 
 /// Over eight to twelve seeds of ten families on 2 and 4 ranks, losses differ by up to 4e-7, norms by 3e-5, logits by 7e-5.
+/// A sum of few terms may be exactly zero in one order and not in another.
 inline void expect_near(const Outcome& got, const Outcome& want, const char* what) {
   EXPECT_LT(distance(got.losses, want.losses), 2e-6) << what;
   if (!want.next_losses.empty()) {
     EXPECT_LT(distance(got.next_losses, want.next_losses), 2e-6) << what;
   }
   EXPECT_LT(distance(got.norms, want.norms), 1e-4) << what;
-  EXPECT_EQ(got.zeros, want.zeros) << what;
+  ASSERT_EQ(got.zeros.size(), want.zeros.size()) << what;
+  for (size_t i = 0; i < got.zeros.size(); ++i) EXPECT_NEAR(got.zeros[i], want.zeros[i], 2) << what;
   EXPECT_LT(distance(got.logits, want.logits), 2e-4) << what;
 }
 

@@ -569,7 +569,8 @@ TEST(ContextTraffic, IsThatOfTheFormula) {
             SCOPED_TRACE(fmt::format("{}, rank {} of {}, recompute {}, {}", family, r, context, recompute,
                                      name_of(strategy)));
             CommCounts got = sliced.counts[static_cast<size_t>(r)];
-            const int64_t here = batch * (seq * (r + 1) / context - seq * r / context),
+            const int64_t here = batch * ((seq * (r + 1) + context - 1) / context -
+                                          (seq * r + context - 1) / context),
                           others = batch * seq - here;
             // Towards heads a rank receives its heads of the others' rows, towards rows the others' heads of its own.
             const int64_t heads_in = others * (heads + 2 * keys) * width,
@@ -639,7 +640,8 @@ TEST(ContextRefusals, ADimensionWithoutAName) {
                               "context dimension 'context' nor"),
                     HasSubstr("context_dim if its ranks share sequences")));
   EXPECT_THAT(shard_over("context", "cp", 2), HasSubstr("mesh dimension 'context' of 2 ranks"));
-  EXPECT_THAT(shard_over("tp", "tp", 1), HasSubstr("context_dim 'tp' is another of its dimensions"));
+  EXPECT_THAT(shard_over("tp", "tp", 1),
+              HasSubstr("context_dim 'tp' is its shard, replicate or tensor dimension, too; name another"));
 }
 
 TEST(ContextRefusals, HeadsThatTheRanksDoNotDivideAndShortSequences) {
@@ -834,7 +836,9 @@ TEST(ContextOfAnOwnModule, WithoutExchangesIsRefusedInItsLastBackward) {
       message([](OwnDecoder& model, int64_t) { model.attends = false; }, 0),
       AllOf(HasSubstr("the 2 ranks of mesh dimension 'context' share sequences, but no attention of this "
                       "step has exchanged heads"),
-            HasSubstr("set nn::AttentionOptions::context, or multiply the dimension into shard_dim")));
+            HasSubstr(
+                "set nn::AttentionOptions::context (libtorch: call sherd::torch::context_attention()), or "
+                "multiply the dimension into shard_dim")));
   EXPECT_THAT(message([](OwnDecoder& model, int64_t) { model.gives_slice = false; }, 0),
               HasSubstr("AttentionOptions::context has 1; set it to the slice of this forward"));
   // Each step is checked, not the first one alone.

@@ -209,7 +209,6 @@ std::vector<Case> cases() {
       {"tp_2_zero3_muon_4", with({"--ranks", "4", "--tp", "2", "--optimizer", "muon"})},
       {"tp_2_distributed_muon_4", with({"--ranks", "4", "--tp", "2", "--optimizer", "muon", "--muon-tensor",
                                         "distributed", "--muon-allow-inexact"})},
-      {"context_2_zero3_muon_4", with({"--ranks", "4", "--context", "2", "--optimizer", "muon"})},
       {"context_2_of_33_tokens_zero1_2",
        with({"--ranks", "2", "--context", "2", "--seq", "33", "--strategy", "zero1"})},
       {"llama_context_2_recompute_bf16_4",
