@@ -50,7 +50,11 @@ Exit code: 0 ended well, 1 aborted or stopped, 2 wrong arguments (of this progra
 /// Puts the number of GPUs in the place of "gpu". @returns an error, or nothing.
 std::string count_gpus(std::string& word) {
   if (word != "gpu") return "";
-  const int gpus = cuda_device_count();
+  int gpus = 0;
+  try {
+    gpus = cuda_device_count();
+  } catch (const NotCompiled&) {  // a build without CUDA uses none
+  }
   if (gpus == 0) return "this host has no GPU, or no driver; give a number of ranks";
   word = std::to_string(gpus);
   return "";

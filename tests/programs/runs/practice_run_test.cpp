@@ -138,9 +138,9 @@ TEST(PracticeRun, TextComesAsItIsMade) {
             0);
   const std::string command = std::string(TRAIN_GPT) + " --resume " + saved.string() +
                               " --sample-only --quiet --sample 1000000 | head -c 30 >" +
-                              scratch("head").string();
+                              scratch("printed").string();
   EXPECT_EQ(std::system(("timeout 60 sh -c '" + command + "'").c_str()), 0);
-  EXPECT_EQ(read_file(scratch("head")).size(), 30u);
+  EXPECT_EQ(read_file(scratch("printed")).size(), 30u);
 }
 
 std::string tokens_of(const char* name, int factor) {
