@@ -3,6 +3,7 @@
 #include <sherd/optim/optimizer.h>
 #include <sherd/torch/gradients.h>
 #include <sherd/torch/local_shards.h>
+#include <sherd/torch/optimizer.h>
 
 #include "torch/net.h"
 
