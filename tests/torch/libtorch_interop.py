@@ -29,7 +29,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "interop"))
-from pytorch_interop import STEPS, exported, put_together, require, require_same, run, work  # noqa: E402
+from pytorch_interop import STEPS, exported, put_together, require, require_same, run, work, work_in_process  # noqa: E402
 
 DIM, LAYERS, HEADS, SEQ, VOCAB = 22, 2, 2, 15, 256  # pytorch_interop.MODEL
 TOLERANCE = 2e-6
@@ -144,7 +144,7 @@ def main():
             weights, optim = dict(model.state_dict()), put_together(step / "optim")
             changed = {key: torch.sin(t * 1e3) for key, t in weights.items()}
             work(0, 1, folder, {"model": weights, "optim": optim}, changed)
-            mp.spawn(work, (2, folder, {"model": weights, "optim": optim}, changed), nprocs=2)
+            mp.spawn(work_in_process, (2, folder, {"model": weights, "optim": optim}, changed), nprocs=2)
             print(f"{optimizer}: {len(weights)} weights, {len(optim)} states: equal bits in load_state_dict(), in "
                   "torch.distributed.checkpoint on 1 and 2 processes, and resumed on 1, 2, 4 and 6 ranks")
         check_next_step(program, folder, model, step, common, text)
