@@ -100,10 +100,16 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
   ranks.run_collectively([&] {
     all = wanted(root, optimizers, options, "load_checkpoint");
     require_fit(fmt::format("the checkpoint '{}'", reader.path().string()), reader.manifest().tensors, all,
-                options, report, kNamedOfCheckpoint);
+                options, report, kNamedOfCheckpoint, /*reads_codes=*/true);
     require_equal_copies(reader, all);
     check_momentum(reader, all);
-    for (const Wanted& w : all) parts.push_back({{find(reader, w), whole_part(0, w.shape)}});
+    for (const Wanted& w : all) {
+      const CheckpointTensor* const t = find(reader, w);
+      parts.push_back({{t, whole_part(0, w.shape), {}}});
+      if (t != nullptr && w.rests() && size_of(t->dtype) == 1)
+        parts.back().front().scales =
+            scales_of(*t, [&](const std::string& name) { return reader.find(w.section, name); });
+    }
     if (options.averages) take_averages(reader, all, parts);
   });
   fill_from_files(runtime, ranks, all, reader, parts, report);

@@ -7,6 +7,7 @@
 
 #include <sherd/checkpoint/detail/owned_boxes.h>
 #include <sherd/checkpoint/detail/state_names.h>
+#include <sherd/checkpoint/detail/stored_codes.h>
 #include <sherd/checkpoint/detail/tied_names.h>
 #include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/optimizer_steps.h>
@@ -20,16 +21,17 @@ int64_t cut_at(int64_t total, int index, int count) {
 }
 
 // The element of a local piece that lies at byte `at` of the pieces of all parameters together, where the
-// piece begins at byte `piece_begin`; moved to the nearest row's begin where rows are short. Monotone in
-// `at`.
-int64_t element_at(const Parameter& p, int64_t piece_begin, int64_t weight, int64_t at, int64_t share) {
+// piece begins at byte `piece_begin`; moved to the nearest row's begin where rows are short, and to a block of state in 8 bits.
+// Monotone in `at`.
+int64_t element_at(const Parameter& p, int64_t piece_begin, int64_t weight, int64_t at, int64_t share,
+                   int64_t block) {
   const ParamRange range = p.shard_range();
   if (at <= piece_begin) return range.begin.value;
   const int64_t e = (at - piece_begin + weight - 1) / weight;
   if (e >= range.size()) return range.end.value;
   const int64_t element = range.begin.value + e;
-  const int64_t row = p.shape().size() < 2 ? 1 : p.shape().back();
-  if (row * weight > share / 8) return element;
+  int64_t row = p.shape().size() < 2 ? 1 : p.shape().back();
+  if (row * weight > share / 8) row = block;
   return std::clamp((element + row / 2) / row * row, range.begin.value, range.end.value);
 }
 
@@ -54,8 +56,10 @@ class Collector {
       const ParamRange mine = next_share(p);
       model.push_back(local(name, Section::model, p, mine, p.shard(), p.shard_low()));
       add_tied(model);
-      for (const StateTensor& s : states_[name])
+      for (const StateTensor& s : states_[name]) {
         optim.push_back(local(state_name(name, s.key), Section::optim, p, mine, s.local));
+        if (s.scales.defined()) optim.push_back(scales(state_name(name, s.key), p, mine, s));
+      }
     }
     for (auto& [name, b] : buffers_)
       if (b.persistent()) {
@@ -83,6 +87,12 @@ class Collector {
     for (const StateTensor& s : states_[p.name()]) bytes += size_of(s.local.dtype());
     return bytes;
   }
+  // Elements between which pieces of it may be cut.
+  int64_t block_of(const Parameter& p) {
+    int64_t block = 1;
+    for (const StateTensor& s : states_[p.name()]) block = std::max(block, s.block);
+    return block;
+  }
   int64_t bytes_of(const Parameter& p) { return weight(p) * p.shard_range().size(); }
 
   // The elements of p's local piece that this rank writes. Called in the order of parameters.
@@ -94,7 +104,8 @@ class Collector {
     const Key key = key_of(p);
     const int64_t total = totals_[key], begin = std::exchange(done_[key], done_[key] + bytes_of(p));
     const auto at = [&](int index) {
-      return ParamIndex(element_at(p, begin, weight(p), cut_at(total, index, h.count), total / h.count));
+      return ParamIndex(
+          element_at(p, begin, weight(p), cut_at(total, index, h.count), total / h.count, block_of(p)));
     };
     return {at(h.index), h.index + 1 == h.count ? range.end : at(h.index + 1)};
   }
@@ -119,6 +130,20 @@ class Collector {
             .boxes = p.global_boxes(mine),
             .data = piece.flat(begin, end),
             .low = low.defined() ? low.flat(begin, end) : low};
+  }
+
+  // Scales of the codes in `mine`, named after these.
+  static LocalTensor scales(const std::string& codes, const Parameter& p, ParamRange mine,
+                            const StateTensor& s) {
+    const ParamRange here = blocks_of(mine, s.block), all = blocks_of(p.shard_range(), s.block);
+    LocalTensor t{.name = codes + scale_suffix(s.code),
+                  .section = Section::optim,
+                  .dtype = DType::f32,
+                  .shape = in_blocks(p.global_shape(), s.block),
+                  .boxes = {},
+                  .data = s.scales.flat(here.begin - all.begin, here.end - all.begin)};
+    for (const Box& box : p.global_boxes(mine)) t.boxes.push_back(in_blocks(box, s.block));
+    return t;
   }
 
   // On the owner of the matrices, which is one rank.
@@ -171,12 +196,13 @@ std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root,
                     "save the model alone",
                     optimizers.size(), sets->count()));
   std::vector<LocalTensor> all = Collector(root, optimizers).collect();
-  const bool rounds = std::any_of(all.begin(), all.end(),
-                                  [](const LocalTensor& t) {
-                                    return t.dtype == DType::bf16 && t.counts_not_finite;  // no buffer
-                                  }) ||
-                      std::ranges::any_of(runtime_of(root).plan().groups(),
-                                          [](const GroupPlan* g) { return g->grad_dtype != DType::f32; });
+  const bool rounds =
+      std::any_of(all.begin(), all.end(),
+                  [](const LocalTensor& t) {  // no buffer
+                    return (t.dtype == DType::bf16 || size_of(t.dtype) == 1) && t.counts_not_finite;
+                  }) ||
+      std::ranges::any_of(runtime_of(root).plan().groups(),
+                          [](const GroupPlan* g) { return g->grad_dtype != DType::f32; });
   if (!all.empty())
     all.front().before_save = [&root, optimizers, rounds](TrainingState& training) {
       runtime_of(root).require_whole_weights("CheckpointSaver");

@@ -40,12 +40,13 @@ ShardLayout ShardLayout::make(std::vector<LayoutParam> params, int world, const 
   ShardLayout l;
   l.params_ = std::move(params);
   l.options_ = options;
+  for (const auto& p : l.params_) l.options_.align = std::lcm(l.options_.align, p.granule);
   l.world_ = world;
   int64_t total = 0;
   for (const auto& p : l.params_) total += numel_of(p.shape);
 
   if (options.policy == LayoutPolicy::ragged) {
-    RaggedPlacement placed = place_ragged(l.params_, world, options);
+    RaggedPlacement placed = place_ragged(l.params_, world, l.options_);
     l.slice_ = placed.slice;
     l.full_begin_ = std::move(placed.begin);
     l.full_elements_ = l.buffer_elements();
@@ -150,6 +151,7 @@ uint64_t ShardLayout::fingerprint() const {
   for (const auto& p : params_) {
     put(XXH64(p.name.data(), p.name.size(), 0));
     put(p.cut);
+    put(p.granule);
     put_all(p.shape);
   }
   put_all(full_begin_);

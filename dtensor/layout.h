@@ -46,6 +46,8 @@ struct LayoutParam {
   CutClass cut = CutClass::element;
   /// Cost for the rank that has it unsharded, in units of the caller; 0 = the default of packing_cost().
   double cost = 0;
+  /// Elements between which no rank boundary falls, counted from the parameter's begin: a power of 2 that divides a row.
+  int64_t granule = 1;
 };
 
 /// Returns the cost by which whole parameters are balanced: param.cost, or the cost by Megatron-LM's rule.
@@ -53,14 +55,14 @@ struct LayoutParam {
 /// for everything that is not 2-D (including stacks of matrices).
 double packing_cost(const LayoutParam& param);
 
-/// Returns "" or lines ("\n ...") with the errors of a size or the cost.
+/// Returns "" or lines ("\n ...") with the errors of a size, the cost or the granule.
 [[nodiscard]] std::string complaints_about(const LayoutParam& param);
 
 struct LayoutOptions {
   LayoutPolicy policy = LayoutPolicy::ragged;
   /// whole_param: method that assigns parameters to ranks.
   Packing packing = Packing::lpt;
-  /// Slices are a multiple of this many elements; 64 makes them multiples of 128 bytes down to 16-bit types.
+  /// Slices are a multiple of this many elements, and of every granule; 64 makes them multiples of 128 bytes down to 16-bit types.
   int64_t align = 64;
   /// Padding allowed for keeping rows whole, as a fraction of the parameters' elements.
   double padding_budget = 0.03;
@@ -111,8 +113,8 @@ struct CutRow {
 class ShardLayout {
  public:
   /// Makes the layout.
-  /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1, a budget outside [0,
-  /// 1], costs that are negative, non-finite or not one for each rank, or sizes that pass 64-bit arithmetic.
+  /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1, a granule that is no power of 2 or does not divide a row, a
+  /// budget outside [0, 1], costs that are negative, non-finite or not one for each rank, or sizes that pass 64-bit arithmetic.
   [[nodiscard]] static ShardLayout make(std::vector<LayoutParam> params, int world,
                                         const LayoutOptions& options = {});
 

@@ -61,6 +61,10 @@ std::string complaints_about(const LayoutParam& param) {
     }
   if (!(param.cost >= 0 && std::isfinite(param.cost)))
     bad += fmt::format("\n  parameter '{}': cost {} is negative or not finite", param.name, param.cost);
+  if (!std::has_single_bit(static_cast<uint64_t>(param.granule)) ||
+      (bad.empty() && row_size(param.shape) % param.granule != 0))
+    bad += fmt::format("\n  parameter '{}' of shape {}: granule {} is not a power of 2 that divides a row",
+                       param.name, to_string(param.shape), param.granule);
   return bad;
 }
 

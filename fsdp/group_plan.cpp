@@ -23,6 +23,7 @@ std::shared_ptr<const ShardLayout> make_layout(const PlanUnit& unit, const Group
   for (const int i : g.params) {
     const PlanParam& p = unit.params[static_cast<size_t>(i)];
     described.push_back(layout_param(p.name, p.shape, p.cut, p.row_blocks));
+    described.back().granule = p.granule;
   }
   const int world = g.axes.world();
   LayoutOptions options{.policy = o.layout,

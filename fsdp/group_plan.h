@@ -31,6 +31,7 @@ struct PlanParam {
   bool tied = false;            // several modules hold it
   Master master = Master::f32;  // f32 where dtype is f32
   Place master_place = Place::device;
+  int64_t granule = 1;  // LayoutParam::granule
 };
 
 /// Parameters that one fully_shard() call claims, with its mesh and options.

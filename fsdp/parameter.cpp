@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <sherd/kernels/quantize/quantize.h>
+
 namespace sherd {
 
 Parameter::Parameter(std::string name, Shape shape, Init init) : state_(std::make_shared<State>()) {
@@ -112,6 +114,8 @@ Parameter& Parameter::set_tensor_shard(TensorShard shard) {
 Shape Parameter::global_shape() const {
   return tensor_shard() ? sherd::global_shape(shape(), *tensor_shard()) : shape();
 }
+
+int64_t Parameter::state_block() const { return sherd::state_block(global_shape()); }
 
 std::vector<Box> Parameter::global_boxes(ParamRange range) const {
   return tensor_shard() ? sherd::global_boxes(shape(), row_blocks(), *tensor_shard(), range)

@@ -59,6 +59,8 @@ class Parameter {
   const std::optional<TensorShard>& tensor_shard() const { return state().tensor_shard; }
   /// Returns the shape of the global parameter, all tensor- and expert-parallel pieces together.
   Shape global_shape() const;
+  /// Returns the elements that share a scale in its 8-bit state: sherd::state_block() of the global shape, whatever cuts it.
+  int64_t state_block() const;
   /// Returns the elements of a local interval as boxes of the global parameter.
   std::vector<Box> global_boxes(ParamRange range) const;
   /// Returns the same as contiguous runs of the global parameter; `local` counts from the parameter's first

@@ -32,6 +32,7 @@ UpdateRuleFactory AdamW::factory(const AdamWOptions& o) {
           .heeds_betas = true,
           .heeds_master = true,
           .heeds_state_dtype = true,
+          .heeds_quantized_state = true,
           .heeds_grad_dtype = true,
           .heeds_place = true,
           .heeds_gradient_factor = true,
@@ -54,7 +55,8 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
   for (auto& item : items) {
     const size_t rates = rates_of(item);
     ++rates_[rates].end;  // a count for now
-    Tensor exp_avg = item.make_state(device, "exp_avg"), exp_avg_sq = item.make_state(device, "exp_avg_sq");
+    RestState exp_avg = item.make_state(device, "exp_avg", StateCode::floating),
+              exp_avg_sq = item.make_state(device, "exp_avg_sq", StateCode::square_root);
     slots_.push_back({std::move(item), std::move(exp_avg), std::move(exp_avg_sq), rates, 0});
   }
   // Slots with equal rates get adjacent step counters, so that one kernel counts them all. `end` turns from
@@ -100,13 +102,16 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
     count_updates(stream, r, rates, skip);
     // Keys: the dtype of copies, whether gradients are multiplied by the factor, and rest forms.
     std::map<std::tuple<DType, bool, RestForms>, std::vector<AdamWSegment>> passes;
-    RestPass pass(windows, stream, [&] {
-      for (auto& [kind, segments] : passes) {
-        const auto& [copies, scaled, forms] = kind;
-        ops::adamw(stream, segments, rates, biases, copies, skip, scaled ? factor : Tensor(), forms);
-      }
-      passes.clear();
-    });
+    RestPass pass(
+        windows, stream,
+        [&] {
+          for (auto& [kind, segments] : passes) {
+            const auto& [copies, scaled, forms] = kind;
+            ops::adamw(stream, segments, rates, biases, copies, skip, scaled ? factor : Tensor(), forms);
+          }
+          passes.clear();
+        },
+        skip);
     for (const Slot& s : slots_) {
       const Parameter& p = s.item.param;
       if (s.rates != r || p.frozen()) continue;
@@ -114,19 +119,19 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
                    low = p.shard_low();
       // Ignored parameters are outside the gradient norm, so its factor does not apply to them.
       const GroupPlan& plan = p.group().plan();
-      const RestForms forms{plan.master, s.item.state_dtype, plan.grad_dtype};
+      const RestForms forms{plan.master, s.exp_avg.used_dtype(), plan.grad_dtype};
       const std::tuple kind{copy.defined() ? copy.dtype() : DType::f32,
                             factor.defined() && !p.group().replicated(), forms};
       const RestPiece gradient(p.grad_shard());
-      pass.parts({weights, low, s.exp_avg, s.exp_avg_sq}, 0, s.exp_avg.numel(),
+      const Tensor updates = steps_.flat(s.counter, s.counter + 1);
+      pass.parts({weights, low, s.exp_avg, s.exp_avg_sq}, 0, s.exp_avg.values.numel(),
                  [&](int64_t begin, int64_t count) {
-                   const auto piece = [&](const Tensor& t) {
-                     return RestPiece(pass.open(t, begin, count, true), begin);
+                   const auto piece = [&](const RestState& t) {
+                     return RestPiece(pass.open(t, begin, count, true, p, updates), begin);
                    };
                    const RestPiece w = piece(weights), halves = piece(low), first = piece(s.exp_avg),
                                    second = piece(s.exp_avg_sq);
-                   for (const NoiseRun& run :
-                        rest_runs(p, forms, begin, count, steps_.flat(s.counter, s.counter + 1)))
+                   for (const NoiseRun& run : rest_runs(p, forms, begin, count, updates))
                      passes[kind].push_back({.w = w.at(run.begin),
                                              .m = first.at(run.begin),
                                              .v = second.at(run.begin),
@@ -163,8 +168,8 @@ void AdamW::count_updates(Stream& stream, size_t rates, const ops::AdamWRates& v
 std::vector<StateTensor> AdamW::state() const {
   std::vector<StateTensor> out;
   for (auto& s : slots_) {
-    out.push_back({s.item.param, "exp_avg", s.exp_avg});
-    out.push_back({s.item.param, "exp_avg_sq", s.exp_avg_sq});
+    out.push_back(state_tensor(s.item.param, "exp_avg", s.exp_avg));
+    out.push_back(state_tensor(s.item.param, "exp_avg_sq", s.exp_avg_sq));
   }
   return out;
 }

@@ -38,7 +38,7 @@ class AdamW : public UpdateRule {
  private:
   struct Slot {
     Item item;
-    Tensor exp_avg, exp_avg_sq;
+    RestState exp_avg, exp_avg_sq;
     size_t rates;     // index in rates_
     int64_t counter;  // index in steps_ and biases_
   };

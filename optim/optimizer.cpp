@@ -46,8 +46,8 @@ std::vector<std::string> problems_of(const OptimizerOptions& options,
                                 fmt::join(idle, ", ")));
   if (!(options.weight_decay >= 0 && std::isfinite(options.weight_decay)))
     wrong.push_back(fmt::format("weight decay {} must be finite and not negative", options.weight_decay));
-  if (options.state_dtype != DType::f32 && options.state_dtype != DType::bf16)
-    wrong.push_back(fmt::format("state dtype {} (use f32 or bf16)", name_of(options.state_dtype)));
+  if (!is_state_dtype(options.state_dtype))
+    wrong.push_back(fmt::format("state dtype {} (use f32, bf16 or i8)", name_of(options.state_dtype)));
   if (!(options.ema_decay >= 0 && options.ema_decay < 1))
     wrong.push_back(fmt::format("ema decay {} must lie in [0, 1)", options.ema_decay));
   if (options.ema_dtype != DType::f32 && options.ema_dtype != DType::bf16)
@@ -101,12 +101,35 @@ std::vector<std::string> unknown_in(const Routing& routing, const std::vector<Up
   return wrong;
 }
 
+// Parameters without blocks of 8-bit state keep 16 bits.
 DType state_dtype_of(const Route& r, const OptimizerOptions& o) {
-  return r.settings.state_dtype.value_or(o.state_dtype);
+  const DType dtype = r.settings.state_dtype.value_or(o.state_dtype);
+  return dtype == DType::i8 && r.param.state_block() == 0 ? DType::bf16 : dtype;
 }
 
 Place state_place_of(const Route& r, const OptimizerOptions& o) {
   return r.settings.state_place.value_or(o.state_place);
+}
+
+// Returns how ranks' pieces cut blocks of 8-bit state, the same on every rank; "" where none does.
+std::string cut_blocks_of(const Parameter& p) {
+  const int64_t block = p.state_block();
+  if (const auto& cut = p.tensor_shard(); cut && cut->parts > 1 &&
+                                          cut->dim + 1 == static_cast<int>(p.shape().size()) &&
+                                          p.shape().back() % block != 0)
+    return fmt::format(
+        "tensor parallelism cuts its rows into pieces of {} elements, inside of blocks of {}: give it "
+        "another "
+        "state dtype by a routing rule",
+        p.shape().back(), block);
+  const ShardLayout& layout = *p.group().plan().layout;
+  for (int r = 0; r < layout.world(); ++r)
+    if (const ParamRange piece = layout.piece(ParamId(p.index_in_group()), RankId(r));
+        piece.begin.value % block != 0)
+      return fmt::format(
+          "the piece of rank {} begins inside of a block of {}: set FullyShardOptions::whole_state_blocks", r,
+          block);
+  return "";
 }
 
 bool rests_on_host(const Route& r, const OptimizerOptions& o) {
@@ -119,10 +142,17 @@ std::vector<std::string> unheeded_forms(const Routing& routing, const OptimizerO
                                         const std::vector<UpdateRuleFactory>& factories) {
   std::vector<std::string> wrong;
   for (const UpdateRuleFactory& f : factories) {
-    std::vector<std::string> states, masters, places, gradients;
+    std::vector<std::string> states, codes, masters, places, gradients;
     for (const Route& r : routing.routes) {
       if (f.algorithm != r.algorithm || !r.param.sharded()) continue;
-      if (!f.heeds_state_dtype && state_dtype_of(r, o) != DType::f32) states.push_back(r.name);
+      const DType state = state_dtype_of(r, o);
+      if (!f.heeds_state_dtype && state != DType::f32) {
+        states.push_back(r.name);
+      } else if (state == DType::i8 && !f.heeds_quantized_state) {
+        codes.push_back(r.name);
+      } else if (const std::string cut = state == DType::i8 ? cut_blocks_of(r.param) : ""; !cut.empty()) {
+        wrong.push_back(fmt::format("state of '{}' in i8: {}", r.name, cut));
+      }
       if (!f.heeds_master && r.param.group().plan().master != Master::f32) masters.push_back(r.name);
       if (!f.heeds_place && rests_on_host(r, o)) places.push_back(r.name);
       if (!f.heeds_grad_dtype && r.param.group().plan().grad_dtype != DType::f32) gradients.push_back(r.name);
@@ -131,13 +161,14 @@ std::vector<std::string> unheeded_forms(const Routing& routing, const OptimizerO
       if (names.empty()) return;
       const std::string more = names.size() == 1 ? "" : fmt::format(" and {} more", names.size() - 1);
       wrong.push_back(
-          fmt::format("{} has {} alone, for {}{}; leave out {}, or give these another by a routing rule",
+          fmt::format("{} has {}, for {}{}; leave out {}, or give these another by a routing rule",
                       title_of(f.algorithm), what, names.front(), more, remedy));
     };
-    say(gradients, "gradients in f32", "FullyShardOptions::grad_dtype");
-    say(states, "state in f32", "OptimizerOptions::state_dtype");
-    say(masters, "master weights in f32", "FullyShardOptions::master");
-    say(places, "state and masters on the device",
+    say(gradients, "gradients in f32 alone", "FullyShardOptions::grad_dtype");
+    say(states, "state in f32 alone", "OptimizerOptions::state_dtype");
+    say(codes, "no state in 8 bits", "i8 of OptimizerOptions::state_dtype");
+    say(masters, "master weights in f32 alone", "FullyShardOptions::master");
+    say(places, "state and masters on the device alone",
         "OptimizerOptions::state_place and FullyShardOptions::master_place");
   }
   return wrong;
@@ -181,9 +212,19 @@ uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
 }  // namespace
 
 Tensor UpdateItem::make_state(Device& device, std::string_view key) const {
-  const Tensor t = sherd::make_state(device, state_place, param.shard_range().size(), state_dtype, key);
+  const DType dtype = state_dtype == DType::i8 ? DType::bf16 : state_dtype;
+  const Tensor t = sherd::make_state(device, state_place, param.shard_range().size(), dtype, key);
   if (windows) windows->announce(t);
   return t;
+}
+
+RestState UpdateItem::make_state(Device& device, std::string_view key, StateCode code) const {
+  if (state_dtype != DType::i8) return make_state(device, key);
+  const int64_t count = param.shard_range().size(), block = param.state_block();
+  const RestState state(sherd::make_state(device, state_place, count, dtype_of(code), key),
+                        sherd::make_state(device, state_place, count / block, DType::f32, key), code, block);
+  windows->announce(state);
+  return state;
 }
 
 Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOptions& options)
@@ -227,8 +268,9 @@ void Optimizer::make_rules(const Routing& routing, const OptimizerOptions& optio
   for (const Route& r : routing.routes)
     if (!factory_of(r)->writes_copies || !updates_->holds_all_of(r.param.group()))
       rounded_later.insert(&r.param.group());
-  if (std::any_of(routing.routes.begin(), routing.routes.end(),
-                  [&](const Route& r) { return rests_on_host(r, options); }))
+  if (std::any_of(routing.routes.begin(), routing.routes.end(), [&](const Route& r) {
+        return rests_on_host(r, options) || state_dtype_of(r, options) == DType::i8;
+      }))
     windows_ = std::make_shared<RestWindows>(runtime_.device(), options.window_bytes);
   std::vector<std::vector<UpdateItem>> items(factories.size());
   std::vector<UpdateItem> averaged;

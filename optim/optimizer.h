@@ -20,11 +20,15 @@ struct OptimizerOptions {
   /// Weight decay of parameters of two or more dimensions that are not biases; the others do not decay.
   /// Routing rules may override it (UpdateSettings).
   double weight_decay = 0;
-  /// dtype of elementwise state, f32 or bf16: moments and momentum, but neither SOAP's factors nor counters. bf16 is rounded
-  /// stochastically (kernels/rest/rest.h). Routing rules may override it (UpdateSettings).
+  /// dtype of elementwise state, f32, bf16 or i8: moments and momentum, but neither SOAP's factors nor counters. bf16 is rounded
+  /// stochastically (kernels/rest/rest.h). i8: AdamW's moments, and Muon's and NorMuon's momentum in 8 bits with a scale for each block
+  /// (kernels/quantize/quantize.h), rounded in the same way; state of parameters without blocks (norms, small ones, odd rows), and
+  /// NorMuon's moments, in bf16. Requires FullyShardOptions::whole_state_blocks where ranks share parameters. Routing rules may override
+  /// it (UpdateSettings).
   DType state_dtype = DType::f32;
   /// Place of all of the optimizer's state but counters. host: updates pass it through two windows of window_bytes each of device
-  /// memory (rest_windows.h), as master weights on the host (FullyShardOptions::master_place). Routing rules may override it.
+  /// memory (rest_windows.h), as master weights on the host (FullyShardOptions::master_place). State in 8 bits on the device passes
+  /// one. Routing rules may override it.
   Place state_place = Place::device;
   int64_t window_bytes = 0;
   /// Decay of an exponential moving average of the weights, in (0, 1); 0: none. See WeightAverage, and Averaged for its use. It starts

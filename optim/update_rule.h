@@ -25,15 +25,18 @@ struct UpdateItem {
   bool writes_copy = false;
   /// Only fields that the rule supports, by its factory, differ from the defaults.
   UpdateSettings settings = {};
-  /// dtype of its elementwise state, f32 or bf16: its settings' or the options'.
+  /// dtype of its elementwise state, f32, bf16 or i8: its settings' or the options'; bf16 where that is i8 and the parameter has no
+  /// blocks (state_block()).
   DType state_dtype = DType::f32;
   /// Place of its state, likewise.
   Place state_place = Place::device;
   /// Windows for state, master weights and low halves that are on the host; null where nothing of the optimizer is.
   std::shared_ptr<RestWindows> windows = {};
 
-  /// Returns state for this rank's elements of it: zero, in its dtype and place, announced to the windows.
+  /// Returns state for this rank's elements of it: zero, in its place, announced to the windows. In its dtype; the first function in
+  /// bf16 where that is i8.
   Tensor make_state(Device& device, std::string_view key) const;
+  RestState make_state(Device& device, std::string_view key, StateCode code) const;
 };
 
 /// Update of some parameters in a step, and the state kept from step to step. Optimizer owns one for each
@@ -99,6 +102,9 @@ struct UpdateRuleFactory {
   /// True if it updates weights in any form (FullyShardOptions::master), resp. keeps state in UpdateItem::state_dtype. It rounds
   /// with the noise of noise_runs(). Otherwise Optimizer refuses parameters in another form than f32.
   bool heeds_master = false, heeds_state_dtype = false;
+  /// True if it also keeps state in 8 bits (UpdateItem::make_state() with a code), and uses it by a RestPass. Otherwise Optimizer
+  /// refuses i8.
+  bool heeds_quantized_state = false;
   /// True if it reads Parameter::grad_shard() in 16 bits, too. Otherwise Optimizer refuses such parameters
   /// (FullyShardOptions::grad_dtype). Requires heeds_gradient_factor.
   bool heeds_grad_dtype = false;

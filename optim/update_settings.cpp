@@ -20,8 +20,8 @@ std::vector<std::string> problems_of(const UpdateSettings& s) {
     if (beta && !(*beta >= 0 && *beta < 1))
       wrong.push_back(fmt::format("{} {} must lie in [0, 1)", name, *beta));
   check("eps", s.eps);
-  if (s.state_dtype && *s.state_dtype != DType::f32 && *s.state_dtype != DType::bf16)
-    wrong.push_back(fmt::format("state dtype {} (use f32 or bf16)", name_of(*s.state_dtype)));
+  if (s.state_dtype && !is_state_dtype(*s.state_dtype))
+    wrong.push_back(fmt::format("state dtype {} (use f32, bf16 or i8)", name_of(*s.state_dtype)));
   return wrong;
 }
 

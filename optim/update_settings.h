@@ -30,6 +30,9 @@ struct UpdateSettings {
   bool operator==(const UpdateSettings&) const = default;
 };
 
+/// Returns whether elementwise state may be kept in it: f32, bf16, or i8 (8 bits, kernels/quantize/quantize.h).
+constexpr bool is_state_dtype(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::i8; }
+
 /// Returns all invalid settings, each with its value; empty when valid.
 [[nodiscard]] std::vector<std::string> problems_of(const UpdateSettings& settings);
 /// Returns the set fields, e.g. "lr x 0.1, weight decay 0"; empty when none is set.

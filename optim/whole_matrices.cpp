@@ -68,6 +68,7 @@ UpdateRuleFactory WholeMatrices::factory(const Algorithm& algorithm, const Matri
           .heeds_betas = false,
           .heeds_master = true,
           .heeds_state_dtype = rounds_state(*make_rule()),
+          .heeds_quantized_state = !make_rule()->takes_gradient() && !make_rule()->keeps_unused(),
           .heeds_grad_dtype = true,
           .heeds_place = true,
           .heeds_gradient_factor = true,
@@ -122,7 +123,9 @@ WholeMatrices::WholeMatrices(Device& device, std::vector<UpdateItem> items, std:
     // state() returns tensors in the order of the items, for any teams.
     order_.emplace_back(team, slots[team].size());
     slots[team].push_back({item.param, item.weight_decay,
-                           rule_->takes_gradient() ? Tensor() : item.make_state(device, "momentum_buffer"),
+                           rule_->takes_gradient()
+                               ? RestState()
+                               : item.make_state(device, "momentum_buffer", StateCode::linear),
                            item.state_place, item.windows.get(), item.settings.lr_factor, order_.size() - 1,
                            item.writes_copy, item.state_dtype});
   }
@@ -161,7 +164,7 @@ std::vector<StateTensor> WholeMatrices::state() const {
   if (rule_->takes_gradient()) return out;
   for (auto& [team, slot] : order_) {
     const MomentumTeam::Slot& s = teams_[team]->slots()[slot];
-    out.push_back({s.param, "momentum_buffer", s.momentum});
+    out.push_back(state_tensor(s.param, "momentum_buffer", s.momentum));
   }
   return out;
 }

@@ -11,6 +11,7 @@
 
 #include <sherd/base/printable.h>
 #include <sherd/checkpoint/detail/state_names.h>
+#include <sherd/checkpoint/detail/stored_codes.h>
 #include <sherd/checkpoint/detail/widen.h>
 
 namespace sherd {
@@ -39,13 +40,13 @@ std::string without_part(std::string name, std::string_view part) {
 class Comparison {
  public:
   Comparison(std::string source, std::span<const CheckpointTensor> offered, const std::vector<Wanted>& all,
-             const LoadOptions& options, size_t most_names);
+             const LoadOptions& options, size_t most_names, bool reads_codes);
 
   void require_fit() const;
   void report(LoadReport& report) const;
 
  private:
-  void compare(const Wanted& w, const CheckpointTensor& t);
+  void compare(const Wanted& w, const CheckpointTensor& t, const StoredScales& scales);
   /// Returns whether it is a count that only 16-bit forms have (WholeMatrices::counters()).
   static bool is_form_count(Section section, const std::string& name, const Shape& shape) {
     return section == Section::optim && name.ends_with(".updates") && shape == Shape{1};
@@ -58,6 +59,7 @@ class Comparison {
   std::string source_;
   const LoadOptions& options_;
   size_t most_names_;
+  bool reads_codes_;
   std::vector<std::string> missing_, unexpected_, other_, missing_state_, unexpected_state_, other_state_;
   std::map<std::pair<DType, DType>, int> forms_;  // tensors by the dtype that is stored and the run's
   std::map<std::pair<DType, DType>, std::string> first_form_;
@@ -68,8 +70,9 @@ class Comparison {
 };
 
 Comparison::Comparison(std::string source, std::span<const CheckpointTensor> offered,
-                       const std::vector<Wanted>& all, const LoadOptions& options, size_t most_names)
-    : source_(std::move(source)), options_(options), most_names_(most_names) {
+                       const std::vector<Wanted>& all, const LoadOptions& options, size_t most_names,
+                       bool reads_codes)
+    : source_(std::move(source)), options_(options), most_names_(most_names), reads_codes_(reads_codes) {
   using Key = std::pair<Section, std::string_view>;
   std::map<Key, const CheckpointTensor*> by_name;
   for (const CheckpointTensor& t : offered) by_name.emplace(Key(t.section, t.name), &t);
@@ -81,7 +84,14 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
       known.emplace(w.section, name);
       const auto at = by_name.find({w.section, name});
       if (at == by_name.end()) return;
-      compare(w, *at->second);
+      const auto find_scales = [&](const std::string& of) -> const CheckpointTensor* {
+        const auto scale = by_name.find({w.section, of});
+        return scale == by_name.end() ? nullptr : scale->second;
+      };
+      const StoredScales scales =
+          reads_codes && w.rests() ? scales_of(*at->second, find_scales) : StoredScales();
+      if (scales.tensor != nullptr) known.emplace(w.section, scales.tensor->name);
+      compare(w, *at->second, scales);
       found = true;
     };
     look(w.name);
@@ -108,14 +118,18 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
   }
 }
 
-void Comparison::compare(const Wanted& w, const CheckpointTensor& t) {
+void Comparison::compare(const Wanted& w, const CheckpointTensor& t, const StoredScales& scales) {
   const bool f32 = w.rests() || w.local.dtype() == DType::f32;
   std::vector<std::string>& other = w.section == Section::model ? other_ : other_state_;
   if (t.shape != w.shape) {
     other.push_back(fmt::format("'{}' has shape {} where the run has {}", t.name, to_string(t.shape),
                                 to_string(w.shape)));
-  } else if (f32 && !widens_to_f32(t.dtype)) {
-    other.push_back(fmt::format("'{}' is {}: only f32, bf16 and f16 are read", t.name, name_of(t.dtype)));
+  } else if (f32 && !widens_to_f32(t.dtype) && scales.tensor == nullptr) {
+    const bool codes = size_of(t.dtype) == 1 && w.section == Section::optim;
+    other.push_back(fmt::format("'{}' is {}{}: only f32, bf16 and f16 are read", t.name, name_of(t.dtype),
+                                !codes         ? ""
+                                : reads_codes_ ? " without scales"
+                                               : ", which only a checkpoint's folder brings back"));
   } else if (w.rests() && t.dtype != w.dtype() && options_.optimizer) {
     ++forms_[{t.dtype, w.dtype()}];
     first_form_.emplace(std::pair(t.dtype, w.dtype()), t.name);
@@ -260,8 +274,8 @@ std::string Comparison::explain_state() const {
 
 void require_fit(const std::string& source, std::span<const CheckpointTensor> offered,
                  const std::vector<Wanted>& all, const LoadOptions& options, LoadReport& report,
-                 size_t most_names) {
-  const Comparison comparison(source, offered, all, options, most_names);
+                 size_t most_names, bool reads_codes) {
+  const Comparison comparison(source, offered, all, options, most_names, reads_codes);
   comparison.require_fit();
   comparison.report(report);
 }

@@ -14,9 +14,10 @@ namespace sherd {
 /// @param source for messages, such as "the checkpoint 'out/step_00000100'"
 /// @param offered all of the source; pieces are not looked at
 /// @param most_names that a list in a message has; 0 = all
+/// @param reads_codes state in 8 bits is read
 /// @throws InvalidArgument with all that the options do not allow.
 void require_fit(const std::string& source, std::span<const CheckpointTensor> offered,
                  const std::vector<Wanted>& all, const LoadOptions& options, LoadReport& report,
-                 size_t most_names = 0);
+                 size_t most_names = 0, bool reads_codes = false);
 
 }  // namespace sherd

@@ -67,6 +67,26 @@ void read_parts(CheckpointReader& reader, const Wanted& w, const FileParts& part
   }
 }
 
+// Codes as they are where the run keeps the same, with their scales; values elsewhere.
+void take_codes(Stream& stream, CheckpointReader& reader, const Wanted& w, const FilePart& from) {
+  const std::vector<Box> boxes = w.boxes();
+  std::vector<float> values;
+  if (!w.rest.quantized() || w.rest.code != from.scales.code || w.rest.block != from.scales.block) {
+    read_codes(reader, *from.tensor, from.scales, boxes, values);
+    upload(stream, w, values.data());
+    return;
+  }
+  std::vector<uint8_t> codes(static_cast<size_t>(w.local.nbytes()));
+  reader.read(*from.tensor, boxes, codes.data());
+  ops::copy_from_host(stream, w.local, codes.data(), w.local.nbytes());
+  std::vector<Box> of_blocks;
+  for (const Box& box : boxes) of_blocks.push_back(in_blocks(box, w.rest.block));
+  values.resize(static_cast<size_t>(w.rest.scales.numel()));
+  reader.read(*from.scales.tensor, of_blocks, values.data());
+  ops::copy_from_host(stream, w.rest.scales, values.data(), w.rest.scales.nbytes());
+  stream.synchronize();
+}
+
 // Whether the tensor is stored as it is, so that boxes of it are those of the file.
 bool is_stored_whole(const Wanted& w, const FileParts& parts) {
   const FilePart& first = parts.front();
@@ -119,6 +139,10 @@ void fill_from_files(ShardRuntime& runtime, Agreement& ranks, const std::vector<
     const Wanted& w = all[i];
     const auto is_missing = [](const FilePart& from) { return from.tensor == nullptr; };
     if (parts[i].empty() || std::ranges::any_of(parts[i], is_missing)) return false;
+    if (parts[i].front().scales.tensor != nullptr) {
+      take_codes(runtime.device().compute(), reader, w, parts[i].front());
+      return true;
+    }
     const bool f32 = w.rests() || w.local.dtype() == DType::f32;
     std::vector<float> values(f32 ? static_cast<size_t>(w.local.numel())
                                   : static_cast<size_t>(w.local.nbytes() + 3) / sizeof(float));

@@ -7,6 +7,7 @@
 
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/detail/agreement.h>
+#include <sherd/checkpoint/detail/stored_codes.h>
 #include <sherd/checkpoint/detail/stored_form.h>
 #include <sherd/checkpoint/model_state.h>
 
@@ -27,6 +28,7 @@ void fill(ShardRuntime& runtime, Agreement* ranks, const std::vector<Wanted>& al
 struct FilePart {
   const CheckpointTensor* tensor;
   StoredPart part;
+  StoredScales scales = {};  // of codes
 };
 /// Parts that a wanted tensor consists of.
 using FileParts = std::vector<FilePart>;

@@ -89,6 +89,7 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
     for (const StateTensor& s : optimizer->state()) {
       add_state(s.param, s.key, at_least_1d(s.param.global_shape()), s.local, false);
       all.back().averages_weights = s.averages_weights;
+      all.back().rest = s.rest();
     }
     for (const OwnedState& s : optimizer->owned_state())
       add_state(s.param, s.key, s.shape, s.local, false, s);
@@ -99,10 +100,17 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
 
 Tensor Wanted::values(Stream& stream) const { return low.defined() ? f32_values(stream) : local; }
 
+// Only weights are asked for, which are not in 8 bits.
 Tensor Wanted::f32_values(Stream& stream) const { return ops::weights_as_f32(stream, local, low); }
 
 void Wanted::store(Stream& stream, int64_t at, const Tensor& from) const {
   const int64_t end = at + from.numel();
+  if (rest.quantized()) {
+    const BlockSegment segment{static_cast<uint8_t*>(local.raw()) + at,
+                               rest.scales.data<float>() + at / rest.block, from.data<float>(), from.numel(),
+                               rest.block};
+    return ops::quantize(stream, {&segment, 1}, rest.code);
+  }
   ops::write_weights(stream, local.flat(at, end), low.defined() ? low.flat(at, end) : low, from);
 }
 

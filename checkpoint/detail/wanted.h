@@ -31,6 +31,8 @@ struct Wanted {
   std::optional<OwnedState> owned = {};
   /// Further names of the same tensor, under which files have it as well or instead.
   std::vector<std::string> tied = {};
+  /// Form of `local` where it is codes of 8 bits.
+  RestState rest = {};
 
   bool whole() const { return count || !param.defined(); }
   /// Returns whether it is a weight or a state of it, whose stored form may be another float type.
@@ -40,7 +42,7 @@ struct Wanted {
   /// Returns its values in that dtype; as f32 of what rests(). A copy on the stream where they are stored otherwise.
   Tensor values(Stream& stream) const;
   Tensor f32_values(Stream& stream) const;
-  /// Queues the storage of values of `from`, f32 of what rests(), as elements from `at` on, rounded to nearest.
+  /// Queues the storage of values of `from`, f32 of what rests(), as elements from `at` on, rounded to nearest; of whole blocks.
   void store(Stream& stream, int64_t at, const Tensor& from) const;
   /// Returns the boxes of the elements of `local` in the unsharded tensor, in their order.
   std::vector<Box> boxes() const;

@@ -24,7 +24,7 @@ struct SafetensorsEntry {
   std::string name;
   /// dtype as in the file: "F32", "BF16", ...
   std::string dtype_name;
-  /// Empty for types of the format that sherd lacks (BOOL, I8, F8_E4M3, F4, ...): they are listed, not read.
+  /// Empty for types of the format that sherd lacks (BOOL, I16, F8_E5M2, F4, ...): they are listed, not read.
   std::optional<DType> dtype;
   Shape shape;
   /// Shape of the unsharded tensor if this is a piece and the file records it.

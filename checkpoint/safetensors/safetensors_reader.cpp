@@ -156,7 +156,7 @@ void SafetensorsReader::read(const SafetensorsEntry& entry, int64_t first, int64
   if (!entry.dtype) {
     throw NotSupported(
         fmt::format("'{}': {} has dtype {}, which sherd cannot read; convert the file to one of "
-                    "F32, BF16, F16, F64, I32, I64, U8",
+                    "F32, BF16, F16, F64, I32, I64, U8, I8, F8_E4M3",
                     path().string(), shown(entry.name), entry.dtype_name));
   }
   const int64_t numel = numel_of(entry.shape);

@@ -77,7 +77,7 @@ class Scan {
       throw NotSupported(
           fmt::format("'{}': sherd has no tensors like {}; leave them out, or convert them to at most 8 "
                       "dimensions of F32, "
-                      "BF16, F16, F64, I32, I64 or U8",
+                      "BF16, F16, F64, I32, I64, U8, I8 or F8_E4M3",
                       place(), some_of(unsupported_)));
     }
     const bool optim = !found_.empty() && std::all_of(found_.begin(), found_.end(), [](const auto& item) {

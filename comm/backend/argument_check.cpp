@@ -76,7 +76,7 @@ void ArgumentCheck::peer(int peer) const {
 
 void ArgumentCheck::reducible(const Tensor& t) const {
   defined(t, "the tensor");
-  if (t.dtype() == DType::u8)
+  if (size_of(t.dtype()) == 1)
     throw InvalidArgument(fmt::format("{}: {} cannot be reduced; use f32, bf16, f16, f64, i32 or i64",
                                       place(), name_of(t.dtype())));
 }

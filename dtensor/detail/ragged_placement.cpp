@@ -15,6 +15,7 @@ namespace {
 struct Item {
   int64_t numel = 0;
   int64_t width = 0;  // row width when it must not be cut inside rows, else 0
+  int64_t granule = 1;
 };
 
 /// x with a * x = 1 modulo m, for gcd(a, m) = 1.
@@ -74,7 +75,7 @@ class Search {
       : world_(world), align_(options.align) {
     for (const auto& p : params) {
       const int64_t n = numel_of(p.shape);
-      items_.push_back({n, p.cut == CutClass::row && n > 0 ? row_size(p.shape) : 0});
+      items_.push_back({n, p.cut == CutClass::row && n > 0 ? row_size(p.shape) : 0, p.granule});
       total_ += n;
       if (items_.back().width > 0) elements_of_width_[items_.back().width] += n;
     }
@@ -140,8 +141,12 @@ class Search {
       for (const auto& k : keyed) order.push_back(k.second);
       return order;
     };
-    for (const Order& order : {rotated, grouped(false), grouped(true)})
+    for (Order order : {rotated, grouped(false), grouped(true)}) {
+      // Larger granules first: they are powers of 2 and divide their parameters, so every parameter begins at a multiple of its own.
+      std::stable_sort(order.begin(), order.end(),
+                       [&](size_t a, size_t b) { return items_[a].granule > items_[b].granule; });
       if (std::find(orders_.begin(), orders_.end(), order) == orders_.end()) orders_.push_back(order);
+    }
   }
 
   /// Slices worth trying: all of them when they are few; else multiples of whole row widths, of halves and

@@ -13,7 +13,8 @@ struct RaggedPlacement {
 /// Places the parameters without overlap in world * slice elements so that few rank boundaries fall inside
 /// rows.
 ///
-/// slice is a multiple of options.align, and world * slice is at most the larger of
+/// slice is a multiple of options.align, itself one of every granule. Larger granules stand first, so that every parameter begins
+/// at a multiple of its own. world * slice is at most the larger of
 /// world * roundup(ceil(total / world), align) (what alignment alone costs) and (1 + padding_budget) * total.
 /// Among the candidates tried, fewest cut rows win, then the smallest slice, then the order nearest to the
 /// given one rotated by options.rotation. A pure function of its arguments, which ShardLayout::make has

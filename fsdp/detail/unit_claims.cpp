@@ -85,6 +85,10 @@ PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const 
                            .dtype = p.compute_dtype().value_or(wrap.options.compute_dtype),
                            .tied = claim.tied[i]});
     PlanParam& planned = unit.params.back();
+    // Where tensor parallelism cuts blocks, Optimizer refuses state in 8 bits.
+    if (const int64_t block = wrap.options.whole_state_blocks ? p.state_block() : 0;
+        block > 0 && p.shape().back() % block == 0)
+      planned.granule = block;
     if (planned.dtype != DType::f32) {
       planned.master = p.master().value_or(wrap.options.master);
       // Masters of their own; bf16 weights without have none, whatever the place.

@@ -26,14 +26,19 @@ DLDataType code_of(DType t) {
     case DType::i32:
     case DType::i64:
       return {kDLInt, bits, 1};
+    case DType::i8:
+      return {kDLInt, bits, 1};
     case DType::u8:
       return {kDLUInt, bits, 1};
+    case DType::f8_e4m3:
+      return {kDLFloat8_e4m3fn, bits, 1};
   }
   throw InvalidArgument("to_dlpack: a dtype that DLPack does not have");
 }
 
 std::optional<DType> dtype_from(DLDataType given) {
-  for (const DType t : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64, DType::u8}) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64, DType::u8,
+                        DType::i8, DType::f8_e4m3}) {
     const DLDataType code = code_of(t);
     if (code.code == given.code && code.bits == given.bits && code.lanes == given.lanes) return t;
   }

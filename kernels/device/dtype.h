@@ -1,4 +1,4 @@
-// Element types and the two 16-bit float formats.
+// Element types, and the float formats of 16 and 8 bits.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace sherd {
 
-enum class DType : uint8_t { f32, bf16, f16, f64, i32, i64, u8 };
+enum class DType : uint8_t { f32, bf16, i8, f16, f64, i32, i64, u8, f8_e4m3 };
 
 /// Bytes of one element.
 constexpr int64_t size_of(DType t) {
@@ -25,13 +25,16 @@ constexpr int64_t size_of(DType t) {
     case DType::f16:
       return 2;
     case DType::u8:
+    case DType::i8:
+    case DType::f8_e4m3:
       return 1;
   }
   return 0;
 }
 
 /// Short names as printed in messages.
-inline constexpr EnumTable<DType, 7> kDTypeNames{"f32", "bf16", "f16", "f64", "i32", "i64", "u8"};
+inline constexpr EnumTable<DType, 9> kDTypeNames{"f32", "bf16", "i8", "f16",    "f64",
+                                                 "i32", "i64",  "u8", "f8_e4m3"};
 constexpr const char* name_of(DType t) { return kDTypeNames.name(t); }
 
 /// The upper half of an IEEE binary32; conversions round to nearest, ties to even, and keep NaN a NaN.
@@ -78,6 +81,32 @@ struct f16 {
   }
 };
 
+/// E4M3 of Micikevicius et al. (2022), arXiv 2209.05433, PyTorch's float8_e4m3fn: no infinity, largest value 448. Conversions round
+/// to nearest, ties to even; NaN and what is out of range become NaN.
+struct f8_e4m3 {
+  uint8_t bits;
+  f8_e4m3() = default;
+  explicit f8_e4m3(float v) {
+    const uint32_t u = std::bit_cast<uint32_t>(v), a = u & 0x7fffffffu;
+    const auto sign = static_cast<uint8_t>(u >> 24 & 0x80u);
+    uint32_t r = 0x7f;
+    if (a < 0x3c800000u) {  // below 2^-6: subnormal; add a constant that puts the ulp at 2^-9
+      r = std::bit_cast<uint32_t>(std::bit_cast<float>(a) + 0x1p14f) - 0x46800000u;
+    } else if (a < 0x43e80000u) {  // below 464, which rounds to 480
+      r = (a - 0x3c000000u + 0x7ffffu + ((a >> 20) & 1u)) >> 20;
+    } else if (a == 0x43e80000u) {
+      r = 0x7e;  // a tie between 448 and 480
+    }
+    bits = static_cast<uint8_t>(sign | r);
+  }
+  explicit operator float() const {
+    const uint32_t sign = uint32_t{bits & 0x80u} << 24, a = bits & 0x7fu;
+    if (a == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000u);
+    const float f = a < 8 ? static_cast<float>(a) * 0x1p-9f : std::bit_cast<float>((a + 960) << 20);
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(f));
+  }
+};
+
 template <class T>
 constexpr DType dtype_of();
 template <>
@@ -108,8 +137,16 @@ template <>
 constexpr DType dtype_of<uint8_t>() {
   return DType::u8;
 }
+template <>
+constexpr DType dtype_of<int8_t>() {
+  return DType::i8;
+}
+template <>
+constexpr DType dtype_of<f8_e4m3>() {
+  return DType::f8_e4m3;
+}
 
-/// The element nearest to v; the 16-bit formats round through f32.
+/// The element nearest to v; the 16- and 8-bit floats round through f32.
 template <class T>
 T to_element(double v) {
   if constexpr (std::is_class_v<T>)
@@ -134,6 +171,10 @@ auto with_dtype(DType dtype, F&& f) {
       return f(int32_t{});
     case DType::i64:
       return f(int64_t{});
+    case DType::i8:
+      return f(int8_t{});
+    case DType::f8_e4m3:
+      return f(f8_e4m3{});
     case DType::u8:
       break;
   }

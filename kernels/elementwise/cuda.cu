@@ -161,6 +161,10 @@ void fill(ExecutionContext& context, Ref dst, int64_t count, double value) {
       return fill_as(static_cast<int64_t>(value));
     case DType::u8:
       return fill_as(static_cast<uint8_t>(value));
+    case DType::i8:
+      return fill_as(static_cast<int8_t>(value));
+    case DType::f8_e4m3:
+      return fill_as(f8_e4m3(static_cast<float>(value)).bits);
   }
 }
 

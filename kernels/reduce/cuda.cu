@@ -179,9 +179,11 @@ void reduce_any(ExecutionContext& context, const ReduceArgs& a) {
     case DType::i64:
       return reduce_typed<Op, int64_t>(context, a);
     case DType::u8:
+    case DType::i8:
+    case DType::f8_e4m3:
       break;
   }
-  throw InvalidArgument("reduce: u8 cannot be reduced; use f32, bf16, f16, f64, i32 or i64");
+  throw InvalidArgument("reduce: 8-bit types cannot be reduced; use f32, bf16, f16, f64, i32 or i64");
 }
 
 // Plain sums: chunks of consecutive elements, one to a block, whose threads add every kThreads-th of them;

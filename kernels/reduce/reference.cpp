@@ -82,8 +82,8 @@ void reduce_typed(void* dst, std::span<const void* const> sources, int64_t begin
 template <class Op>
 void reduce_any(DType dtype, void* dst, std::span<const void* const> sources, int64_t begin, int64_t count) {
   with_dtype(dtype, [&]<class T>(T) {
-    if constexpr (std::is_same_v<T, uint8_t>)
-      throw InvalidArgument("reduce: u8 cannot be reduced; use f32, bf16, f16, f64, i32 or i64");
+    if constexpr (sizeof(T) == 1)
+      throw InvalidArgument("reduce: 8-bit types cannot be reduced; use f32, bf16, f16, f64, i32 or i64");
     else
       reduce_typed<T, Op>(dst, sources, begin, count);
   });

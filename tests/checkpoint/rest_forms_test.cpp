@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -35,17 +37,19 @@ struct Forms {
 /// A model of odd shapes that one algorithm updates as far as it can.
 struct Trained : GivenGradients {
   Parameter matrix = add("matrix.weight", {9, 5}), stack = add("stack.weight", {3, 4, 6}),
-            gain = add("gain.weight", {7});
+            wide = add("wide.weight", {65, 128}), gain = add("gain.weight", {7});
   std::optional<Optimizer> optimizer;
 
   Trained(RankContext& r, const Algorithm& algorithm, Forms forms, Strategy strategy,
           LayoutPolicy layout = LayoutPolicy::ragged, uint64_t seed = 5) {
-    const Routing routing = route(*this, {.rules = {{.pattern = "matrix|stack", .algorithm = algorithm}}});
+    const Routing routing =
+        route(*this, {.rules = {{.pattern = "matrix|stack|wide", .algorithm = algorithm}}});
     fully_shard(*this, mesh_of(r),
                 {.strategy = strategy,
                  .compute_dtype = DType::bf16,
                  .master = forms.master,
                  .master_place = forms.place,
+                 .whole_state_blocks = forms.state == DType::i8,
                  .layout = layout},
                 {.seed = seed});
     OptimizerOptions o{
@@ -83,6 +87,13 @@ const Forms kForms[] = {{Master::bf16, DType::f32},
                         {Master::f32, DType::bf16},
                         {Master::bf16, DType::bf16},
                         {Master::split, DType::bf16}};
+/// With state in 8 bits, which SOAP has not.
+std::vector<Forms> forms_of(const Algorithm& algorithm) {
+  std::vector<Forms> all(std::begin(kForms), std::end(kForms));
+  if (algorithm != Soap::kName)
+    for (const Master master : {Master::f32, Master::bf16, Master::split}) all.push_back({master, DType::i8});
+  return all;
+}
 
 /// Saves at step 3 and returns what a run to step 6 has; all ranks have equal gradients, whose average is exact.
 Everything straight(const std::string& folder, const Algorithm& algorithm, Forms forms, int ranks,
@@ -136,7 +147,7 @@ TEST(RestFormsCheckpoint, BackgroundSavesOfStateOnTheHostFollowEachOther) {
 TEST(RestFormsCheckpoint, ResumesElsewhereWithTheSameBits) {
   size_t turn = 0;
   for (const Algorithm& algorithm : kAlgorithms)
-    for (Forms forms : kForms) {
+    for (Forms forms : forms_of(algorithm)) {
       const TemporaryFolder folder;
       // Two of three begin on the host; the save in the background reads state there while later steps write it.
       forms.place = turn % 3 == 0 ? Place::device : Place::host;
@@ -200,6 +211,128 @@ TEST(RestFormsCheckpoint, AnotherFormIsRefusedInOneLineAndConvertedOnRequest) {
       // The weights alone: without a question.
       EXPECT_NO_THROW(resume(at, run, nullptr, {.optimizer = false}));
     });
+  }
+}
+
+/// State of wide.weight in 8 bits and in f32, by key, from a run of 3 ranks.
+struct WideState {
+  const char* key;
+  const char* scale_key;
+  StateCode code;
+};
+std::vector<WideState> wide_states(const Algorithm& algorithm) {
+  if (algorithm == Algorithm::muon) return {{"momentum_buffer", "momentum_buffer_scale", StateCode::linear}};
+  return {{"exp_avg", "exp_avg_scale", StateCode::floating},
+          {"exp_avg_sq", "exp_avg_sq_root_scale", StateCode::square_root}};
+}
+constexpr int64_t kWideBlock = 128;
+
+template <class T>
+std::vector<T> of_wide(const Everything& all, const std::string& key) {
+  const std::vector<std::byte>& bytes = all.at("optim.state.wide.weight." + key);
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+std::vector<float> values_of(const Everything& all, const WideState& state) {
+  const auto codes = of_wide<uint8_t>(all, state.key);
+  const auto scales = of_wide<float>(all, state.scale_key);
+  std::vector<float> values(codes.size());
+  with_code(state.code, [&](auto code) {
+    for (size_t i = 0; i < codes.size(); ++i)
+      values[i] = dequantized<decltype(code)::value>(codes[i], scales[i / kWideBlock]);
+  });
+  return values;
+}
+
+TEST(RestFormsCheckpoint, StateIn8BitsConvertsOnRequest) {
+  const Forms codes{Master::f32, DType::i8};
+  for (const Algorithm& algorithm : {Algorithm::adamw, Algorithm::muon}) {
+    const TemporaryFolder folder;
+    (void)straight(folder / "i8", algorithm, codes, 3, false);
+    (void)straight(folder / "f32", algorithm, {}, 3, false);
+    const auto loaded = [&](const std::string& from, Forms forms, int ranks, LayoutPolicy layout) {
+      Everything all;
+      test::launch(ranks, [&](RankContext& r) {
+        Trained run(r, algorithm, forms, Strategy::optim_grads_params, layout);
+        const bool converts = (from == "i8") != (forms.state == DType::i8);
+        if (converts)
+          EXPECT_THAT(message_of<InvalidArgument>([&] { resume(folder / from, run, &*run.optimizer); }),
+                      AllOf(HasSubstr("convert_forms"), Not(HasSubstr("_scale"))));
+        resume(folder / from, run, &*run.optimizer, {.convert_forms = converts});
+        Everything mine = run.everything();
+        if (r.world->rank() == 0) all = std::move(mine);
+        if (forms.state != DType::i8) return;
+        const StateDict dict = state_dict(run, &*run.optimizer, DictKind::sharded);
+        EXPECT_THAT(message_of<InvalidArgument>(
+                        [&] { load_state_dict(run, &*run.optimizer, dict, DictKind::sharded); }),
+                    HasSubstr("which only a checkpoint's folder brings back"));
+      });
+      return all;
+    };
+    // Pieces of fp32 runs begin and end inside of blocks.
+    const Everything from_codes = loaded("i8", codes, 1, LayoutPolicy::ragged),
+                     to_values = loaded("i8", {}, 2, LayoutPolicy::ragged),
+                     from_values = loaded("f32", {}, 1, LayoutPolicy::ragged),
+                     to_codes = loaded("f32", codes, 2, LayoutPolicy::even_rows);
+    for (const WideState& state : wide_states(algorithm)) {
+      EXPECT_EQ(of_wide<float>(to_values, state.key), values_of(from_codes, state)) << state.key;
+      // To the nearest code.
+      const std::vector<float> exact = of_wide<float>(from_values, state.key),
+                               near = values_of(to_codes, state);
+      for (size_t i = 0; i < exact.size(); ++i) {
+        const auto begin = exact.begin() + static_cast<int64_t>(i) / kWideBlock * kWideBlock;
+        float largest = 0;
+        for (auto v = begin; v != begin + kWideBlock; ++v) largest = std::max(largest, std::abs(*v));
+        const bool root = state.code == StateCode::square_root;
+        const BlockScale scale = block_scale(state.code, root ? std::sqrt(largest) : largest);
+        with_code(state.code, [&](auto code) {
+          constexpr StateCode kCode = decltype(code)::value;
+          ASSERT_EQ(near[i],
+                    dequantized<kCode>(quantized<kCode>(exact[i], scale.inverse, kToNearest), scale.scale));
+        });
+      }
+    }
+  }
+}
+
+// Files have the codes' own dtypes, and a flipped bit of a scale is named.
+TEST(RestFormsCheckpoint, StateIn8BitsIsStoredAsItRests) {
+  for (const Algorithm& algorithm : {Algorithm::adamw, Algorithm::muon}) {
+    const TemporaryFolder folder;
+    (void)straight(folder / "run", algorithm, {Master::bf16, DType::i8}, 3, false);
+    const std::filesystem::path saved = folder / "run/step_00000003";
+    const CheckpointReader reader = CheckpointReader::open(saved);
+    for (const WideState& state : wide_states(algorithm))
+      for (const auto& [key, dtype, columns] :
+           {std::tuple(state.key, dtype_of(state.code), int64_t{128}), {state.scale_key, DType::f32, 1}}) {
+        const CheckpointTensor* const t =
+            reader.find(Section::optim, std::string("optim.state.wide.weight.") + key);
+        ASSERT_NE(t, nullptr) << key;
+        EXPECT_EQ(t->dtype, dtype) << key;
+        EXPECT_EQ(t->shape, (Shape{65, columns})) << key;
+      }
+    EXPECT_TRUE(verify_checkpoint(saved).empty());
+    bool found = false;
+    for (const CheckpointFile& file : reader.manifest().files) {
+      const SafetensorsReader opened(saved / file.path);
+      const auto scale =
+          std::ranges::find_if(opened.entries(), [](const auto& e) { return e.name.ends_with("_scale"); });
+      if (scale == opened.entries().end()) continue;
+      {
+        std::fstream bytes(saved / file.path, std::ios::in | std::ios::out | std::ios::binary);
+        bytes.seekg(opened.header_bytes() + scale->begin + 2);
+        const char byte = static_cast<char>(bytes.get() ^ 1);
+        bytes.seekp(opened.header_bytes() + scale->begin + 2);
+        bytes.put(byte);
+      }
+      const std::vector<Damage> damage = verify_checkpoint(saved);
+      EXPECT_TRUE(std::ranges::any_of(damage, [&](const Damage& d) { return d.tensor == scale->name; }));
+      found = true;
+      break;
+    }
+    EXPECT_TRUE(found) << "no file has scales";
   }
 }
 

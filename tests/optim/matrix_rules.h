@@ -141,6 +141,29 @@ inline const DescribedMatrices& every_form() {
   return list;
 }
 
+/// Matrices with blocks of 64, 128 and 256 elements for state in 8 bits, cut by rows, blocks of rows and stacks, and some that have
+/// none.
+inline const DescribedMatrices& every_quantized() {
+  static const DescribedMatrices list = [] {
+    DescribedMatrices all = {{"fused", {72, 64}, stacked_blocks({30, 18, 24})},
+                             {"small", {7, 7}},
+                             {"wide", {16, 512}},
+                             {"odd", {50, 100}},
+                             {"square", {64, 128}},
+                             {"stack", {5, 16, 64}},
+                             {"tall", {131, 64}},
+                             {"heads", {70, 64}, key_value_heads(7, 4, 6)}};
+    for (size_t i = 0; i < all.size(); ++i) all[i].forms = {form_in_turn(i).master, DType::i8};
+    return all;
+  }();
+  return list;
+}
+
+/// Returns the dtype of a parameter's state where `asked` is asked for, as Optimizer does.
+inline DType state_of(const Parameter& p, DType asked) {
+  return asked == DType::i8 && p.state_block() == 0 ? DType::bf16 : asked;
+}
+
 inline void set_master(Parameter& p, Master master) {
   if (master != Master::f32) p.set_compute_dtype(DType::bf16).set_master(master);
 }
@@ -193,7 +216,7 @@ inline std::vector<UpdateItem> matrix_items(ModuleBase& model, double decay = kM
   for (auto& [name, p] : model.named_parameters()) {
     if (p.shape().size() < 2) continue;
     items.push_back({p, decay});
-    if (states.contains(name)) items.back().state_dtype = states.at(name);
+    if (states.contains(name)) items.back().state_dtype = state_of(p, states.at(name));
   }
   return items;
 }
@@ -215,7 +238,9 @@ struct PlacedRule {
   std::unique_ptr<UpdateRule> rule;
 
   PlacedRule(const UpdateRuleFactory& factory, Device& device, std::vector<UpdateItem> items, Place place) {
-    if (place == Place::host) windows = std::make_shared<RestWindows>(device, 1024);
+    const bool quantized =
+        std::ranges::any_of(items, [](const UpdateItem& i) { return i.state_dtype == DType::i8; });
+    if (place == Place::host || quantized) windows = std::make_shared<RestWindows>(device, 1024);
     for (UpdateItem& item : items) {
       item.state_place = place;
       item.windows = windows;
@@ -241,8 +266,16 @@ inline void add_everything(OwnedValues& all, const std::vector<Parameter>& param
     all.add(p, p.name(), whole(p, p.shard(), s));
     if (p.shard_low().defined()) all.add(p, p.name() + " low", whole(p, p.shard_low(), s));
   }
-  for (const StateTensor& t : state)
-    all.add(t.param, t.param.name() + " " + t.key, whole(t.param, t.local, s));
+  for (const StateTensor& t : state) {
+    Tensor values = t.local;
+    if (t.scales.defined()) {
+      values = Tensor::empty(s.device(), {t.local.numel()}, DType::f32, "test");
+      const BlockSegment segment{static_cast<uint8_t*>(t.local.raw()), t.scales.data<float>(),
+                                 values.data<float>(), values.numel(), t.block};
+      ops::dequantize(s, {&segment, 1}, t.code);
+    }
+    all.add(t.param, t.param.name() + " " + t.key, whole(t.param, values, s));
+  }
   all.add(owned, s);
 }
 
@@ -291,10 +324,11 @@ inline OwnedValues::Map trained(const UpdateRuleFactory& factory, const MatrixRu
 /// The same of Pieces, which tensor and expert parallelism cut. `heads`: rows and fused rows are of heads.
 inline OwnedValues::Map trained_pieces(const UpdateRuleFactory& factory, const Spread& spread,
                                        bool heads = false, int steps = 3,
-                                       Strategy strategy = Strategy::optim_grads_params) {
+                                       Strategy strategy = Strategy::optim_grads_params,
+                                       bool quantized = false) {
   OwnedValues all;
   launch(spread.ranks(), [&](RankContext& r) {
-    Pieces model(r, spread);
+    Pieces model(r, spread, quantized ? 256 : 1);
     if (heads) {
       model.own_parameters()[0].set_row_blocks(key_value_heads(4 / spread.tp, 2, 4));
       model.own_parameters()[1].set_row_blocks(head_blocks(4 / spread.tp, 2));
@@ -305,10 +339,11 @@ inline OwnedValues::Map trained_pieces(const UpdateRuleFactory& factory, const S
     for (size_t i = 0; i < items.size(); ++i) {
       parameters.push_back(items[i].param.set_cut(CutClass::row));
       set_master(items[i].param, form_in_turn(i).master);
-      if (factory.heeds_state_dtype) items[i].state_dtype = form_in_turn(i).state;
+      if (factory.heeds_state_dtype)
+        items[i].state_dtype = quantized ? state_of(items[i].param, DType::i8) : form_in_turn(i).state;
     }
     const Place place = spread.experts > 1 ? Place::host : Place::device;
-    model.wrap({.strategy = strategy, .master_place = place});
+    model.wrap({.strategy = strategy, .master_place = place, .whole_state_blocks = quantized});
     const PlacedRule made(factory, *r.device, items, place);
     UpdateRule* const rule = made.rule.get();
     for (int step = 0; step < steps; ++step) {

@@ -213,7 +213,7 @@ TEST(RestForms, OptimizersThatLackAFormAreNamedWithTheRemedy) {
   EXPECT_THAT(refused(sgd, Master::f32, DType::bf16), HasSubstr("leave out OptimizerOptions::state_dtype"));
   EXPECT_THAT(refused(Muon::factory({.fraction = 0.5}), Master::bf16, DType::bf16),
               AllOf(HasSubstr("Muon has state in f32 alone"), Not(HasSubstr("master weights"))));
-  EXPECT_THAT(refused(sgd, Master::f32, DType::f16), HasSubstr("state dtype f16 (use f32 or bf16)"));
+  EXPECT_THAT(refused(sgd, Master::f32, DType::f16), HasSubstr("state dtype f16 (use f32, bf16 or i8)"));
   EXPECT_THAT(message_of<InvalidArgument>([] {
                 launch(1, [](RankContext& r) {
                   GivenGradients model;

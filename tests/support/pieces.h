@@ -45,15 +45,16 @@ class Cutter {
 
 class Pieces : public nn::Module<Pieces> {
  public:
-  Pieces(RankContext& r, const Spread& spread)
-      : mesh_(spread.mesh(r)), expert_mesh_(spread.expert_mesh(r)), experts_(expert_mesh_) {
+  /// @param wide factor of the columns
+  Pieces(RankContext& r, const Spread& spread, int64_t wide = 1)
+      : mesh_(spread.mesh(r)), expert_mesh_(spread.expert_mesh(r)), experts_(expert_mesh_, wide) {
     const Cutter tp(mesh_, "tp");
     const auto named = [&](const char* name) {
       return [this, name](const Shape& s) { return param(name, s, normal(1)); };
     };
-    tp.cut(named("qkv"), {24, 5}, 0, {12, 4, 8});
-    tp.cut(named("rows"), {8, 3}, 0);
-    tp.cut(named("columns"), {7, 8}, 1);
+    tp.cut(named("qkv"), {24, 5 * wide}, 0, {12, 4, 8});
+    tp.cut(named("rows"), {8, 3 * wide}, 0);
+    tp.cut(named("columns"), {7, 8 * wide}, 1);
     param("whole", {9}, normal(1));
     param("ones", {3}, constant(1));
     child("experts", experts_);
@@ -89,9 +90,9 @@ class Pieces : public nn::Module<Pieces> {
   }
 
   struct Experts : nn::Module<Experts> {
-    explicit Experts(const DeviceMesh& mesh) : ranks(mesh.size("expert_shard")) {
+    Experts(const DeviceMesh& mesh, int64_t wide) : ranks(mesh.size("expert_shard")) {
       Cutter(mesh, "expert")
-          .cut([&](const Shape& s) { return param("up", s, normal(1)); }, {4, 3, 2}, 0, {1, 2});
+          .cut([&](const Shape& s) { return param("up", s, normal(1)); }, {4, 3, 2 * wide}, 0, {1, 2});
     }
     nn::Var forward(const nn::Var& x) {
       return with_gradients(x, own_parameters(),

@@ -33,8 +33,10 @@ std::vector<Item> items_of(ModuleBase& root, const Optimizer& optimizer) {
     add("weights of " + name, p.shard());
     add("low halves of weights of " + name, p.shard_low());
   }
-  for (const StateTensor& s : optimizer.state())
+  for (const StateTensor& s : optimizer.state()) {
     add(fmt::format("optimizer state '{}' of {}", s.key, s.param.name()), s.local);
+    add(fmt::format("scales of optimizer state '{}' of {}", s.key, s.param.name()), s.scales);
+  }
   for (const OwnedState& s : optimizer.owned_state())
     add(fmt::format("optimizer state '{}' of {}", s.key, s.param.name()), s.local);
   for (const StateCounter& c : optimizer.counters())

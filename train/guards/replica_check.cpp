@@ -82,9 +82,13 @@ std::vector<Copied> copied_tensors(ModuleBase& root, const std::vector<const Opt
       add("low halves of master weights", p, g.axes().state_split, {{p.shard_range(), low}});
   }
   for (const Optimizer* optimizer : optimizers)
-    for (const StateTensor& s : optimizer->state())
-      add(fmt::format("optimizer state '{}'", s.key), s.param, s.param.group().axes().state_split,
-          {{s.param.shard_range(), s.local}});
+    for (const StateTensor& s : optimizer->state()) {
+      const auto& split = s.param.group().axes().state_split;
+      add(fmt::format("optimizer state '{}'", s.key), s.param, split, {{s.param.shard_range(), s.local}});
+      if (s.scales.defined())
+        add(fmt::format("scales of optimizer state '{}'", s.key), s.param, split,
+            {{blocks_of(s.param.shard_range(), s.block), s.scales}});
+    }
   for (const Optimizer* optimizer : optimizers)
     for (const OwnedState& s : optimizer->owned_state()) {
       int count = 1;

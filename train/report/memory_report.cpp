@@ -67,7 +67,8 @@ RankMemory replicated_memory(ModuleBase& root, const Routing& routing, const Opt
   }
   if (!optimizer) return r;
   for (const StateTensor& s : optimizer->state())
-    r.optimizer += size_of(s.local.dtype()) * numel_of(s.param.global_shape());
+    r.optimizer += (size_of(s.local.dtype()) * numel_of(s.param.global_shape())) +
+                   (s.block > 0 ? size_of(DType::f32) * numel_of(s.param.global_shape()) / s.block : 0);
   for (const OwnedState& s : optimizer->owned_state())
     r.optimizer += size_of(s.local.dtype()) * numel_of(s.shape);
   return r;

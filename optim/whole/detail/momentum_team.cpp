@@ -24,14 +24,16 @@ std::vector<Parameter> params_of(const std::vector<MomentumTeam::Slot>& slots) {
 std::vector<StateForm> forms_of(const std::vector<MomentumTeam::Slot>& slots) {
   std::vector<StateForm> forms;
   for (const MomentumTeam::Slot& slot : slots)
-    forms.push_back({slot.state_dtype, slot.state_place, slot.windows});
+    forms.push_back(
+        {slot.state_dtype == DType::i8 ? DType::bf16 : slot.state_dtype, slot.state_place, slot.windows});
   return forms;
 }
 
 }  // namespace
 
 RestForms MomentumTeam::Slot::forms() const {
-  return {param.group().plan().master, state_dtype, param.group().plan().grad_dtype};
+  return {param.group().plan().master, momentum.values.defined() ? momentum.used_dtype() : DType::f32,
+          param.group().plan().grad_dtype};
 }
 
 MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& rule,
@@ -59,7 +61,7 @@ MomentumTeam::MomentumTeam(Device& device, std::vector<Slot> slots, MatrixRule& 
   }
   const auto draws = [&](const Slot& slot) {
     return slot.forms().master == Master::bf16 ||
-           (slot.momentum.defined() && slot.state_dtype == DType::bf16);
+           (slot.momentum.values.defined() && slot.state_dtype != DType::f32);
   };
   if (std::none_of(slots_.begin(), slots_.end(), draws)) return;
   updates_ = Tensor::empty(device, {static_cast<int64_t>(slots_.size())}, DType::f32, MemoryClass::optimizer,
@@ -102,15 +104,18 @@ void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChun
   // The gradient is its own buffer, which does not move: with a momentum of 0 and Nesterov the message is the gradient in
   // bits.
   const bool takes_gradient = rule_.takes_gradient();
-  RestPass pass(slots_.front().windows, compute, [&] {
-    for (auto& [kind, segments] : passes) {
-      const auto& [l2, frozen, forms] = kind;
-      ops::muon_momentum(compute, message, segments, takes_gradient ? 0 : options_.momentum,
-                         takes_gradient || options_.nesterov, static_cast<float>(l2),
-                         takes_gradient || frozen ? skip_frozen_ : skip_, factor_, forms);
-    }
-    passes.clear();
-  });
+  RestPass pass(
+      slots_.front().windows, compute,
+      [&] {
+        for (auto& [kind, segments] : passes) {
+          const auto& [l2, frozen, forms] = kind;
+          ops::muon_momentum(compute, message, segments, takes_gradient ? 0 : options_.momentum,
+                             takes_gradient || options_.nesterov, static_cast<float>(l2),
+                             takes_gradient || frozen ? skip_frozen_ : skip_, factor_, forms);
+        }
+        passes.clear();
+      },
+      skip_);
   for (auto& seg : chunk.inputs) {
     const Slot& slot = slot_of(seg.matrix);
     const Parameter& p = slot.param;
@@ -118,10 +123,10 @@ void MomentumTeam::pack(Stream& compute, const Tensor& message, const MatrixChun
     RestForms forms = slot.forms();
     if (takes_gradient) forms.state = forms.gradient;
     const std::tuple kind{l2, p.frozen(), forms};
-    const Tensor state = takes_gradient ? p.grad_shard() : slot.momentum;
+    const RestState state = takes_gradient ? RestState(p.grad_shard()) : slot.momentum;
     const Tensor weights = l2 != 0 ? p.shard() : Tensor(), low = l2 != 0 ? p.shard_low() : Tensor();
     pass.parts({state, weights, low}, seg.local, seg.count, [&](int64_t begin, int64_t count) {
-      const RestPiece buffer(pass.open(state, begin, count, !p.frozen()), begin),
+      const RestPiece buffer(pass.open(state, begin, count, !p.frozen(), p, slot.updates), begin),
           weight(pass.open(weights, begin, count, false), begin),
           halves(pass.open(low, begin, count, false), begin);
       // The pass rounds the buffer alone, and no gradient.
@@ -299,9 +304,10 @@ void MomentumTeam::keep_unused(Stream& compute, const Tensor& results, const Mat
   for (auto& seg : chunk.updates) {
     const Slot& slot = slot_of(seg.matrix);
     if (slot.param.frozen()) continue;
-    pass.parts({slot.momentum}, seg.local, seg.count, [&](int64_t begin, int64_t count) {
+    const Tensor& momentum = slot.momentum.values;
+    pass.parts({momentum}, seg.local, seg.count, [&](int64_t begin, int64_t count) {
       segments.push_back(
-          {pass.open(slot.momentum, begin, count, true).data<float>(), count, seg.at + begin - seg.local});
+          {pass.open(momentum, begin, count, true).data<float>(), count, seg.at + begin - seg.local});
     });
   }
   pass.finish();

@@ -21,7 +21,7 @@ class MomentumTeam : private MatrixClient {
   struct Slot {
     Parameter param;
     double weight_decay = 0;
-    Tensor momentum;  // flat, this rank's piece; undefined where the rule takes the gradient
+    RestState momentum;  // of this rank's piece; undefined where the rule takes the gradient
     Place state_place = Place::device;
     RestWindows* windows = nullptr;  // the same of all slots, or null
     double lr_factor = 1;

@@ -10,7 +10,7 @@ import numpy
 import xxhash
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-           "U8": "u1", "BOOL": "?"}
+           "U8": "u1", "F8_E4M3": "u1", "BOOL": "?"}
 _BLOCK = 1 << 20  # bytes of a file's data under one checksum
 
 

@@ -60,6 +60,7 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   o.master = c.master;
   o.master_place = master_place(c);
   o.grad_dtype = c.grad_dtype;
+  o.whole_state_blocks = quantizes_state(c);
   const LayoutChoice layout = layout_of(c);
   o.layout = layout.policy;
   o.packing = layout.packing;

@@ -67,17 +67,23 @@ Offload offload_named(const std::string& parts) {
       "parts to offload '{}' are unknown; use none, state or state,master", sherd::printable(parts)));
 }
 
+sherd::DType state_dtype_named(const std::string& word) {
+  for (const sherd::DType t : {sherd::DType::f32, sherd::DType::bf16, sherd::DType::i8})
+    if (word == name_of(t)) return t;
+  throw sherd::InvalidArgument(
+      fmt::format("state '{}' is unknown; use f32, bf16 or i8", sherd::printable(word)));
+}
+
 /// Applies a word behind the '=' of a rule: an optimizer first, then master:FORM, state:DTYPE and offload:PARTS.
 void apply_word(sherd::RoutingRule& rule, const std::string& word, bool first) {
   const auto value = [&](std::string_view key) {
     const std::string given = word.substr(key.size());
     return given == "fp32" ? "f32" : given;  // an alias, as of the flags
   };
-  constexpr sherd::EnumTable<sherd::DType, 2> kStates{"f32", "bf16"};
   if (word.starts_with("master:") && !rule.settings.master)
     rule.settings.master = sherd::kMasterNames.parse("master", value("master:"));
   else if (word.starts_with("state:") && !rule.settings.state_dtype)
-    rule.settings.state_dtype = kStates.parse("state", value("state:"));
+    rule.settings.state_dtype = state_dtype_named(value("state:"));
   else if (word.starts_with("offload:") && !rule.settings.state_place) {
     const Offload parts = offload_named(value("offload:"));
     rule.settings.state_place = parts.state;
@@ -181,6 +187,13 @@ bool offloads(const Settings& c) {
   return c.recompute == Recompute::offload || offload_named(c.offload).state == sherd::Place::host ||
          std::any_of(routes.begin(), routes.end(),
                      [](auto& r) { return r.settings.state_place == sherd::Place::host; });
+}
+
+bool quantizes_state(const Settings& c) {
+  const std::vector<sherd::RoutingRule> routes = routing_rules(c.route);
+  return c.state_dtype == sherd::DType::i8 || std::any_of(routes.begin(), routes.end(), [](auto& r) {
+           return r.settings.state_dtype == sherd::DType::i8;
+         });
 }
 
 bool uses(const Settings& c, OptimizerWord optimizer) {

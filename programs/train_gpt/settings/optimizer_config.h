@@ -18,6 +18,8 @@ bool uses(const Settings& settings, OptimizerWord optimizer);
 /// Returns whether any state may rest on the host, and where master weights do. @pre as of optimizer_options().
 bool offloads(const Settings& settings);
 sherd::Place master_place(const Settings& settings);
+/// Returns whether any state may be kept in 8 bits. @pre as of optimizer_options().
+bool quantizes_state(const Settings& settings);
 /// Returns --layout as the library has it.
 sherd::LayoutChoice layout_of(const Settings& settings);
 /// Returns the options of all optimizers; those that may have parameters are in `further`.

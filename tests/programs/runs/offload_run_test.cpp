@@ -45,7 +45,7 @@ TEST(OffloadRun, WhatCannotBeOffloadedIsRefusedWithTheRemedy) {
   EXPECT_THAT(refused(offloaded() + Flags{"--precision", "fp32"}),
               HasSubstr("fp32 weights are their own masters"));
   EXPECT_THAT(refused(offloaded() + Flags{"--master", "bf16"}), HasSubstr("--master bf16 has no masters"));
-  EXPECT_THAT(refused({"--offload-window", "1M"}), HasSubstr("nothing is offloaded"));
+  EXPECT_THAT(refused({"--offload-window", "1M"}), HasSubstr("nothing passes windows"));
   EXPECT_THAT(run_train_gpt(small_model() + Flags{"--offload", "state", "--offload-folder", "/nowhere"}).err,
               AllOf(HasSubstr("offload folder '/nowhere'"), HasSubstr("No such file or directory")));
 }

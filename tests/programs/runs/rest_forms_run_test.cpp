@@ -46,11 +46,13 @@ Drawn draw_run(Dice& dice) {
   run.tp = run.data <= 3 && dice.one_in(4) ? 2 : 1;
   run.context = run.data <= 3 && run.tp == 1 && dice.one_in(3) ? 2 : 1;
   run.experts = run.tp == 1 && run.data != 3 && run.data != 6 && dice.one_in(4);
+  // Tensor parallelism would cut blocks of models as small as these.
+  const bool quantizes = optimizer != "soap" && run.tp == 1 && dice.one_in(2);
   const Flags master = dice.of(std::vector{Flags{}, Flags{"--master", "bf16"}, Flags{"--master", "split"}}),
-              narrow = {"--state-dtype", "bf16"};
+              narrow = {"--state-dtype", quantizes ? "i8" : "bf16"};
   run.masters = master.empty() || master.back() != "bf16";
-  const Flags forms = master.empty() || dice.one_in(2) ? master + narrow : master;
-  run.flags = Flags{"--dim",       dice.of<std::string>({"24", "32", "40"}),
+  const Flags forms = quantizes || master.empty() || dice.one_in(2) ? master + narrow : master;
+  run.flags = Flags{"--dim",       quantizes ? "64" : dice.of<std::string>({"24", "32", "40"}),
                     "--layers",    dice.of<std::string>({"1", "2", "3"}),
                     "--heads",     "4",
                     "--seq",       "16",
@@ -132,9 +134,13 @@ TEST(RestFormsRun, WhatDoesNotFitIsRefusedInOneLineWithTheRemedy) {
               HasSubstr("--master bf16: fp32 weights are their own masters; give --precision bf16"));
   EXPECT_THAT(refused({"--state-dtype", "bf16", "--optimizer", "muon", "--muon-fraction", "0.5"}, 1),
               AllOf(HasSubstr("Muon has state in f32 alone"), HasSubstr("leave out --state-dtype")));
+  EXPECT_THAT(
+      refused({"--state-dtype", "i8", "--optimizer", "soap", "--dim", "64"}, 1),
+      AllOf(HasSubstr("SOAP has no state in 8 bits, for"), HasSubstr("leave out i8 of --state-dtype")));
   EXPECT_THAT(refused({"--precision", "bf16", "--route", "fc=/master:f16"}, 2),
               AllOf(HasSubstr("--route"), HasSubstr("f16"), HasSubstr("bf16 or split")));
-  EXPECT_THAT(refused({"--precision", "bf16", "--route", "fc=/state:f16"}, 2), HasSubstr("use f32 or bf16"));
+  EXPECT_THAT(refused({"--precision", "bf16", "--route", "fc=/state:f16"}, 2),
+              HasSubstr("use f32, bf16 or i8"));
   EXPECT_THAT(refused({"--precision", "bf16", "--route", "fc=state:bf16/muon"}, 2),
               HasSubstr("an optimizer first"));
   EXPECT_THAT(refused({"--route", "fc=/master:bf16"}, 1), HasSubstr("master bf16 needs compute dtype bf16"));
