@@ -25,7 +25,8 @@ std::vector<Box> all_of(const Shape& shape) {
 HostTensor described(const Wanted& w, std::vector<Box> boxes) {
   int64_t elements = 0;
   for (const Box& b : boxes) elements += numel_of(b.size);
-  HostTensor t{.dtype = w.dtype(), .shape = w.shape, .boxes = std::move(boxes)};
+  HostTensor t{
+      .dtype = w.rest.quantized() ? DType::f32 : w.dtype(), .shape = w.shape, .boxes = std::move(boxes)};
   t.data.resize(static_cast<size_t>(elements * size_of(t.dtype)));
   return t;
 }

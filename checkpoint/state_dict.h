@@ -50,7 +50,7 @@ struct HostTensor {
 struct StateDict {
   /// Parameters (master weights, bf16 where FullyShardOptions::master is bf16, else f32) and persistent buffers (in their dtype) by full name.
   std::map<std::string, HostTensor> model = {};
-  /// State by the names of checkpoints, "optim.state.NAME.KEY".
+  /// State by the names of checkpoints, "optim.state.NAME.KEY"; state in 8 bits as f32 values.
   std::map<std::string, HostTensor> optimizer = {};
   /// Optimizer::steps().
   int64_t steps = 0;

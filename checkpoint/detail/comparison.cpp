@@ -125,11 +125,9 @@ void Comparison::compare(const Wanted& w, const CheckpointTensor& t, const Store
     other.push_back(fmt::format("'{}' has shape {} where the run has {}", t.name, to_string(t.shape),
                                 to_string(w.shape)));
   } else if (f32 && !widens_to_f32(t.dtype) && scales.tensor == nullptr) {
-    const bool codes = size_of(t.dtype) == 1 && w.section == Section::optim;
+    const bool codes = reads_codes_ && size_of(t.dtype) == 1 && w.section == Section::optim;
     other.push_back(fmt::format("'{}' is {}{}: only f32, bf16 and f16 are read", t.name, name_of(t.dtype),
-                                !codes         ? ""
-                                : reads_codes_ ? " without scales"
-                                               : ", which only a checkpoint's folder brings back"));
+                                codes ? " without scales" : ""));
   } else if (w.rests() && t.dtype != w.dtype() && options_.optimizer) {
     ++forms_[{t.dtype, w.dtype()}];
     first_form_.emplace(std::pair(t.dtype, w.dtype()), t.name);

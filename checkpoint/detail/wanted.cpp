@@ -98,17 +98,28 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
   return all;
 }
 
-Tensor Wanted::values(Stream& stream) const { return low.defined() ? f32_values(stream) : local; }
+Tensor Wanted::values(Stream& stream) const {
+  return low.defined() || rest.quantized() ? f32_values(stream) : local;
+}
 
-// Only weights are asked for, which are not in 8 bits.
-Tensor Wanted::f32_values(Stream& stream) const { return ops::weights_as_f32(stream, local, low); }
+Tensor Wanted::f32_values(Stream& stream) const {
+  if (!rest.quantized()) return ops::weights_as_f32(stream, local, low);
+  const Tensor values =
+      Tensor::empty(stream.device(), {local.numel()}, DType::f32, MemoryClass::scratch, "fp32 state");
+  const BlockSegment segment = segment_of(0, values);
+  ops::dequantize(stream, {&segment, 1}, rest.code);
+  return values;
+}
+
+BlockSegment Wanted::segment_of(int64_t begin, const Tensor& values) const {
+  return {static_cast<uint8_t*>(local.raw()) + begin, rest.scales.data<float>() + begin / rest.block,
+          values.data<float>(), values.numel(), rest.block};
+}
 
 void Wanted::store(Stream& stream, int64_t at, const Tensor& from) const {
   const int64_t end = at + from.numel();
   if (rest.quantized()) {
-    const BlockSegment segment{static_cast<uint8_t*>(local.raw()) + at,
-                               rest.scales.data<float>() + at / rest.block, from.data<float>(), from.numel(),
-                               rest.block};
+    const BlockSegment segment = segment_of(at, from);
     return ops::quantize(stream, {&segment, 1}, rest.code);
   }
   ops::write_weights(stream, local.flat(at, end), low.defined() ? low.flat(at, end) : low, from);

@@ -39,7 +39,7 @@ struct Wanted {
   bool rests() const { return param.defined() && !count; }
   /// Returns the dtype of its values in files.
   DType dtype() const { return low.defined() ? DType::f32 : local.dtype(); }
-  /// Returns its values in that dtype; as f32 of what rests(). A copy on the stream where they are stored otherwise.
+  /// Returns its values in that dtype, f32 of codes; as f32 of what rests(). A copy on the stream where they are stored otherwise.
   Tensor values(Stream& stream) const;
   Tensor f32_values(Stream& stream) const;
   /// Queues the storage of values of `from`, f32 of what rests(), as elements from `at` on, rounded to nearest; of whole blocks.
@@ -47,6 +47,10 @@ struct Wanted {
   /// Returns the boxes of the elements of `local` in the unsharded tensor, in their order.
   std::vector<Box> boxes() const;
   std::vector<GlobalRun> runs() const;
+
+ private:
+  /// Returns codes from `begin` on, with as many values. @pre rest.quantized()
+  BlockSegment segment_of(int64_t begin, const Tensor& values) const;
 };
 
 /// Returns parameters and persistent buffers, then the optimizers' state, in the same order on every rank.

@@ -227,22 +227,10 @@ std::vector<WideState> wide_states(const Algorithm& algorithm) {
 }
 constexpr int64_t kWideBlock = 128;
 
-template <class T>
-std::vector<T> of_wide(const Everything& all, const std::string& key) {
+std::vector<float> of_wide(const Everything& all, const std::string& key) {
   const std::vector<std::byte>& bytes = all.at("optim.state.wide.weight." + key);
-  std::vector<T> values(bytes.size() / sizeof(T));
+  std::vector<float> values(bytes.size() / sizeof(float));
   std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-std::vector<float> values_of(const Everything& all, const WideState& state) {
-  const auto codes = of_wide<uint8_t>(all, state.key);
-  const auto scales = of_wide<float>(all, state.scale_key);
-  std::vector<float> values(codes.size());
-  with_code(state.code, [&](auto code) {
-    for (size_t i = 0; i < codes.size(); ++i)
-      values[i] = dequantized<decltype(code)::value>(codes[i], scales[i / kWideBlock]);
-  });
   return values;
 }
 
@@ -257,17 +245,13 @@ TEST(RestFormsCheckpoint, StateIn8BitsConvertsOnRequest) {
       test::launch(ranks, [&](RankContext& r) {
         Trained run(r, algorithm, forms, Strategy::optim_grads_params, layout);
         const bool converts = (from == "i8") != (forms.state == DType::i8);
-        if (converts)
+        if (converts) {
           EXPECT_THAT(message_of<InvalidArgument>([&] { resume(folder / from, run, &*run.optimizer); }),
                       AllOf(HasSubstr("convert_forms"), Not(HasSubstr("_scale"))));
+        }
         resume(folder / from, run, &*run.optimizer, {.convert_forms = converts});
         Everything mine = run.everything();
         if (r.world->rank() == 0) all = std::move(mine);
-        if (forms.state != DType::i8) return;
-        const StateDict dict = state_dict(run, &*run.optimizer, DictKind::sharded);
-        EXPECT_THAT(message_of<InvalidArgument>(
-                        [&] { load_state_dict(run, &*run.optimizer, dict, DictKind::sharded); }),
-                    HasSubstr("which only a checkpoint's folder brings back"));
       });
       return all;
     };
@@ -277,10 +261,9 @@ TEST(RestFormsCheckpoint, StateIn8BitsConvertsOnRequest) {
                      from_values = loaded("f32", {}, 1, LayoutPolicy::ragged),
                      to_codes = loaded("f32", codes, 2, LayoutPolicy::even_rows);
     for (const WideState& state : wide_states(algorithm)) {
-      EXPECT_EQ(of_wide<float>(to_values, state.key), values_of(from_codes, state)) << state.key;
+      EXPECT_EQ(of_wide(to_values, state.key), of_wide(from_codes, state.key)) << state.key;
       // To the nearest code.
-      const std::vector<float> exact = of_wide<float>(from_values, state.key),
-                               near = values_of(to_codes, state);
+      const std::vector<float> exact = of_wide(from_values, state.key), near = of_wide(to_codes, state.key);
       for (size_t i = 0; i < exact.size(); ++i) {
         const auto begin = exact.begin() + static_cast<int64_t>(i) / kWideBlock * kWideBlock;
         float largest = 0;
