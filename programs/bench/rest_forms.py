@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Weights and optimizer state in 16 bits (--master, --state-dtype) beside fp32: time, bytes and quality.
+"""Weights and optimizer state in 16 and 8 bits (--master, --state-dtype) beside fp32: time, bytes and quality.
 
   rest_forms.py speed    optimizer phase and step of each form, side by side: each round runs all forms, medians over rounds
   rest_forms.py offload  step and optimizer phase with state and masters in a file, beside a run without, 8 microbatches a step
@@ -20,7 +20,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-FORMS = (("f32", "fp32"), ("bf16", "fp32"), ("split", "fp32"), ("fp32", "bf16"), ("bf16", "bf16"))
+FORMS = (("f32", "fp32"), ("bf16", "fp32"), ("split", "fp32"), ("fp32", "bf16"), ("bf16", "bf16"), ("fp32", "i8"), ("bf16", "i8"))
 VOCABULARY = 16384
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "intermediate_size": 1536,
          "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": VOCABULARY,

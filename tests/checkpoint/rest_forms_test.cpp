@@ -53,7 +53,7 @@ struct Trained : GivenGradients {
                  .layout = layout},
                 {.seed = seed});
     OptimizerOptions o{
-        .weight_decay = 0.1, .state_dtype = forms.state, .state_place = forms.place, .window_bytes = 1024};
+        .weight_decay = 0.1, .state_dtype = forms.state, .state_place = forms.place, .window_bytes = 4096};
     if (algorithm == NorMuon::kName) o.further.push_back(NorMuon::factory());
     if (algorithm == Soap::kName) o.further.push_back(Soap::factory());
     optimizer.emplace(*this, routing, o);

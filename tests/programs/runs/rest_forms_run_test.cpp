@@ -136,7 +136,7 @@ TEST(RestFormsRun, WhatDoesNotFitIsRefusedInOneLineWithTheRemedy) {
               AllOf(HasSubstr("Muon has state in f32 alone"), HasSubstr("leave out --state-dtype")));
   EXPECT_THAT(
       refused({"--state-dtype", "i8", "--optimizer", "soap", "--dim", "64"}, 1),
-      AllOf(HasSubstr("SOAP has no state in 8 bits, for"), HasSubstr("leave out i8 of --state-dtype")));
+      AllOf(HasSubstr("soap has no state in 8 bits, for"), HasSubstr("leave out i8 of --state-dtype")));
   EXPECT_THAT(refused({"--precision", "bf16", "--route", "fc=/master:f16"}, 2),
               AllOf(HasSubstr("--route"), HasSubstr("f16"), HasSubstr("bf16 or split")));
   EXPECT_THAT(refused({"--precision", "bf16", "--route", "fc=/state:f16"}, 2),
