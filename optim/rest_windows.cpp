@@ -165,7 +165,7 @@ Tensor RestPass::open(const RestState& state, int64_t begin, int64_t count, bool
                                values.data<float>() + at,
                                run.count,
                                state.block,
-                               run.noise};
+                               is_rounded_to_nearest(state.code) ? Noise{} : run.noise};
     read_[state.code].push_back(segment);
     if (stored) written_[state.code].push_back(segment);
   }

@@ -29,6 +29,10 @@ constexpr const char* name_of(StateCode c) { return kStateCodeNames.name(c); }
 constexpr DType dtype_of(StateCode c) { return c == StateCode::linear ? DType::i8 : DType::f8_e4m3; }
 constexpr float top_of(StateCode c) { return c == StateCode::linear ? 127.0f : 448.0f; }
 
+/// Returns whether optimizers round it to nearest: a step changes momentum by more than the distance of two codes, and a second moment
+/// by less. (Rounded to nearest, that would rise with large gradients and not fall with small ones.)
+constexpr bool is_rounded_to_nearest(StateCode c) { return c != StateCode::square_root; }
+
 /// Largest block, and elements below which a parameter has none (as in bitsandbytes and torchao).
 inline constexpr int64_t kLargestStateBlock = 256, kFewestQuantized = 4096;
 

@@ -66,11 +66,11 @@ struct Drawn {
 
 namespace detail {
 
-/// Draws noise of kDrawn elements, four blocks, at a time. Its rounds are taken in two halves, so they can stand between uses of
-/// what was drawn before: a processor does both at once where it waits for divisions.
+/// Draws noise of kDrawn elements, eight blocks, at a time: two chains of rounds, which a processor overlaps. The rounds are taken
+/// in two halves, so they can stand between uses of what was drawn before: it does both at once where it waits for divisions.
 class Draw {
  public:
-  static constexpr int64_t kDrawn = 32;
+  static constexpr int64_t kDrawn = 64;
 
   explicit Draw(const Noise& noise) : count_(static_cast<uint32_t>(*noise.count)) {
     auto k0 = static_cast<uint32_t>(noise.key), k1 = static_cast<uint32_t>(noise.key >> 32);
@@ -87,10 +87,14 @@ class Draw {
 #ifdef __AVX2__
     // A word in the low half of each 64-bit lane. The product reads no other bits, so the high halves may hold
     // anything.
-    w0_ = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<int64_t>(block)), _mm256_setr_epi64x(0, 1, 2, 3));
-    w1_ = _mm256_srli_epi64(w0_, 32);
-    w2_ = _mm256_set1_epi64x(count_);
-    w3_ = _mm256_set1_epi64x(2);
+    for (uint64_t chain = 0; chain < kChains; ++chain) {
+      __m256i(&w)[4] = words_[chain];
+      w[0] = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<int64_t>(block + kLanes * chain)),
+                              _mm256_setr_epi64x(0, 1, 2, 3));
+      w[1] = _mm256_srli_epi64(w[0], 32);
+      w[2] = _mm256_set1_epi64x(count_);
+      w[3] = _mm256_set1_epi64x(2);
+    }
     rounds<0, kRounds / 2>();
 #else
     block_ = block;
@@ -105,16 +109,18 @@ class Draw {
   /// Writes what was drawn, in order of the elements, for each use.
   void store(uint16_t (&to)[3][kDrawn]) const {
 #ifdef __AVX2__
-    // Words 0 and 1, and 2 and 3, of a block in a lane; then blocks 0 and 2, and 1 and 3, in a register.
-    const __m256i low = _mm256_blend_epi32(w0_, _mm256_slli_epi64(w1_, 32), 0xAA),
-                  high = _mm256_blend_epi32(w2_, _mm256_slli_epi64(w3_, 32), 0xAA);
-    const __m256i even = _mm256_unpacklo_epi64(low, high), odd = _mm256_unpackhi_epi64(low, high);
-    auto* const out = reinterpret_cast<__m256i*>(to[0]);
-    _mm256_storeu_si256(out, _mm256_permute2x128_si256(even, odd, 0x20));
-    _mm256_storeu_si256(out + 1, _mm256_permute2x128_si256(even, odd, 0x31));
+    auto* out = reinterpret_cast<__m256i*>(to[0]);
+    for (const __m256i(&w)[4] : words_) {
+      // Words 0 and 1, and 2 and 3, of a block in a lane; then blocks 0 and 2, and 1 and 3, in a register.
+      const __m256i low = _mm256_blend_epi32(w[0], _mm256_slli_epi64(w[1], 32), 0xAA),
+                    high = _mm256_blend_epi32(w[2], _mm256_slli_epi64(w[3], 32), 0xAA);
+      const __m256i even = _mm256_unpacklo_epi64(low, high), odd = _mm256_unpackhi_epi64(low, high);
+      _mm256_storeu_si256(out++, _mm256_permute2x128_si256(even, odd, 0x20));
+      _mm256_storeu_si256(out++, _mm256_permute2x128_si256(even, odd, 0x31));
+    }
 #else
     uint16_t* out = to[0];
-    for (uint64_t block = block_; block < block_ + 4; ++block)
+    for (uint64_t block = block_; block < block_ + kDrawn / 8; ++block)
       for (const uint32_t word : philox4x32<kRounds>(
                {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), count_, 2},
                {static_cast<uint32_t>(keys_[0][0][0]), static_cast<uint32_t>(keys_[0][1][0])})) {
@@ -130,7 +136,7 @@ class Draw {
   }
 
  private:
-  static constexpr size_t kRounds = 7, kLanes = 4;
+  static constexpr size_t kRounds = 7, kLanes = 4, kChains = 2;
 
 #ifdef __AVX2__
   template <size_t kFrom, size_t kTo>
@@ -141,14 +147,17 @@ class Draw {
     };
 #pragma GCC unroll 7
     for (size_t round = kFrom; round < kTo; ++round) {
-      const __m256i p = _mm256_mul_epu32(w0_, a), q = _mm256_mul_epu32(w2_, b);
-      w0_ = _mm256_xor_si256(_mm256_srli_epi64(q, 32), _mm256_xor_si256(w1_, key(round, 0)));
-      w2_ = _mm256_xor_si256(_mm256_srli_epi64(p, 32), _mm256_xor_si256(w3_, key(round, 1)));
-      w1_ = q;
-      w3_ = p;
+#pragma GCC unroll 2
+      for (__m256i(&w)[4] : words_) {
+        const __m256i p = _mm256_mul_epu32(w[0], a), q = _mm256_mul_epu32(w[2], b);
+        w[0] = _mm256_xor_si256(_mm256_srli_epi64(q, 32), _mm256_xor_si256(w[1], key(round, 0)));
+        w[2] = _mm256_xor_si256(_mm256_srli_epi64(p, 32), _mm256_xor_si256(w[3], key(round, 1)));
+        w[1] = q;
+        w[3] = p;
+      }
     }
   }
-  __m256i w0_, w1_, w2_, w3_;
+  __m256i words_[kChains][4];
 #else
   uint64_t block_ = 0;
 #endif
