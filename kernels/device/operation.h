@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include <sherd/base/enum_table.h>
+
 namespace sherd {
 
 /// Kind of an operation, by which traces, plans and reports sort it.
@@ -17,9 +19,17 @@ enum class WorkKind : uint8_t {
   optimizer,
   orthogonalize,  // Newton-Schulz and other polar factors
   copy,
-  step,   // empty: begins a step
-  update  // empty: begins the optimizers' part of a step
+  step,    // empty: begins a step
+  update,  // empty: begins the optimizers' part of a step
+  loss,    // cross entropy
+  squares  // sums of squares and largest magnitudes, of gradients
 };
+
+inline constexpr EnumTable<WorkKind, 14> kWorkKinds{
+    "compute",       "product", "attention", "attention_backward",
+    "gather",        "reduce",  "exchange",  "optimizer",
+    "orthogonalize", "copy",    "step",      "update",
+    "loss",          "squares"};
 
 /// Operation as it is queued. `name` is a static string, for traces and messages.
 struct Operation {

@@ -119,7 +119,10 @@ struct Work {
   int64_t host_bytes = 0;    // moved between device and host
   int64_t scratch = 0;       // ExecutionContext::scratch that the device's kernel requests
   DType dtype = DType::f32;  // of the factors of products
-  int64_t times = 1;         // Stream::repeat()
+  /// Width by which the rate of its kind differs: of attention a head's; of a norm its rows'; of a product its least dimension, 1 where
+  /// rows do not begin at multiples of 16 bytes; of Newton-Schulz as its work_of() says. 0: wide.
+  int64_t width = 0;
+  int64_t times = 1;  // Stream::repeat()
 };
 
 /// Failure of a stream. Streams that wait for a failed one share its failure.

@@ -32,8 +32,10 @@ void bias_backward(Stream& s, const Tensor& dbias, const Tensor& dy) {
   Check check("bias_backward");
   check.dims("dy", dy, 2).dtype("dy", dy, kActivations).dtype("dbias", dbias, wide(dy.dtype()));
   check.count("dbias", dbias, dy.size(1)).done();
-  queue(s, "bias_backward", kernels<EpilogueKernels>(s).bias_backward, ref(dbias), ref(dy), dy.size(0),
-        dy.size(1));
+  s.expect({.bytes = dy.nbytes()});
+  s.submit("bias_backward",
+           [f = kernels<EpilogueKernels>(s).bias_backward, to = ref(dbias), from = ref(dy), rows = dy.size(0),
+            cols = dy.size(1)](ExecutionContext& c) { f(c, to, from, rows, cols); });
 }
 
 }  // namespace sherd::ops

@@ -10,12 +10,14 @@ namespace sherd {
 
 Work work_of(const Device& device, const GemmArgs& g) {
   const auto scratch = device.kernels<GemmKernels>().scratch;
+  const bool even = (g.lda | g.ldb) * size_of(g.a.dtype) % 16 == 0 && g.ldc * size_of(g.c.dtype) % 16 == 0;
   const int64_t outputs = g.m * g.n * size_of(g.c.dtype);
   return {.flops = 2.0 * static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k),
           .bytes = (g.m + g.n) * g.k * size_of(g.a.dtype) + (g.beta != 0 ? 2 : 1) * outputs +
                    (g.pre.data != nullptr ? outputs : 0) + (g.residual.data != nullptr ? outputs : 0),
           .scratch = scratch != nullptr ? scratch(g, device.threads()) : 0,
-          .dtype = g.a.dtype};
+          .dtype = g.a.dtype,
+          .width = even ? std::min({g.m, g.n, g.k}) : 1};
 }
 
 }  // namespace sherd

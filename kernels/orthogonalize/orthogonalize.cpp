@@ -32,6 +32,8 @@ double gram_flops(double s, double l, int steps, int restarts) {
   return 3 * s * s * l * runs + s * s * s * (4 * steps - 3 * runs);
 }
 
+/// Width: the short side. The Gram form multiplies matrices of that size; the standard form reaches its rate at twice the side
+/// (docs/gpu-results.md, "Newton-Schulz").
 Work work_of(const Device& device, const OrthogonalizeArgs& a) {
   const OrthogonalizeOptions& o = a.options;
   const auto s = static_cast<double>(std::min(a.rows, a.cols)),
@@ -42,14 +44,16 @@ Work work_of(const Device& device, const OrthogonalizeArgs& a) {
   return {.flops = static_cast<double>(a.batch) * one,
           .bytes = passes(a.batch, 2 * a.rows * a.cols),
           .scratch = requested(device.kernels<OrthogonalizeKernels>().orthogonalize_scratch, a),
-          .dtype = o.working};
+          .dtype = o.working,
+          .width = static_cast<int64_t>(o.form == IterationForm::gram ? s : 2 * s)};
 }
 
 Work work_of(const Device& device, const GramProductArgs& a) {
   const int64_t n = a.contract_rows ? a.cols : a.rows, size = a.rows * a.cols;
   return {.flops = static_cast<double>(a.batch) * static_cast<double>(n) * static_cast<double>(size),
           .bytes = passes(a.batch, size + n * n),
-          .scratch = requested(device.kernels<OrthogonalizeKernels>().gram_product_scratch, a)};
+          .scratch = requested(device.kernels<OrthogonalizeKernels>().gram_product_scratch, a),
+          .width = n};
 }
 
 Work work_of(const Device& device, const GramIterateArgs& a) {
@@ -57,13 +61,15 @@ Work work_of(const Device& device, const GramIterateArgs& a) {
   return {.flops = static_cast<double>(a.batch) * gram_flops(n, 0, a.last - a.first, 0),
           .bytes = passes(a.batch, 2 * a.n * a.n),
           .scratch = requested(device.kernels<OrthogonalizeKernels>().gram_iterate_scratch, a),
-          .dtype = a.options.working};
+          .dtype = a.options.working,
+          .width = a.n};
 }
 
 Work work_of(const Device&, const GramApplyArgs& a) {
   const int64_t n = a.contract_rows ? a.cols : a.rows, size = a.rows * a.cols;
   return {.flops = 2.0 * static_cast<double>(a.batch) * static_cast<double>(n) * static_cast<double>(size),
-          .bytes = passes(a.batch, 2 * size + n * n)};
+          .bytes = passes(a.batch, 2 * size + n * n),
+          .width = n};
 }
 
 }  // namespace sherd

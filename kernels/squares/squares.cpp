@@ -36,7 +36,7 @@ void check_pieces(Check& check, std::span<const SquaresSegment> segments) {
 void accumulate_squares(Stream& s, std::span<const SquaresSegment> segments) {
   Check check("accumulate_squares");
   check_pieces(check, segments);
-  queue(s, {"accumulate_squares", WorkKind::optimizer}, kernels<SquaresKernels>(s).accumulate_squares,
+  queue(s, {"accumulate_squares", WorkKind::squares}, kernels<SquaresKernels>(s).accumulate_squares,
         {segments.begin(), segments.end()});
 }
 
@@ -51,7 +51,7 @@ void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x) {
 void accumulate_magnitudes(Stream& s, std::span<const SquaresSegment> segments) {
   Check check("accumulate_magnitudes");
   check_pieces(check, segments);
-  queue(s, {"accumulate_magnitudes", WorkKind::optimizer}, kernels<SquaresKernels>(s).accumulate_magnitudes,
+  queue(s, {"accumulate_magnitudes", WorkKind::squares}, kernels<SquaresKernels>(s).accumulate_magnitudes,
         {segments.begin(), segments.end()});
 }
 
@@ -59,7 +59,7 @@ void largest_magnitude(Stream& s, const Tensor& largest, std::span<const Squares
   Check check("largest_magnitude");
   check.dtype("largest", largest, DType::f32).count("largest", largest, 1);
   check_pieces(check, segments);
-  queue(s, {"largest_magnitude", WorkKind::optimizer}, kernels<SquaresKernels>(s).largest_magnitude,
+  queue(s, {"largest_magnitude", WorkKind::squares}, kernels<SquaresKernels>(s).largest_magnitude,
         largest.data<float>(), {segments.begin(), segments.end()});
 }
 

@@ -9,7 +9,9 @@ namespace sherd::nn::detail {
 
 HeadWeights::HeadWeights(Stream& s, const Tensor& w) : w_(w), logits_(w.size(0)) {
   constexpr int64_t kFast = 8, kWhole = 64;
-  if (s.device().kind() != DeviceKind::cuda || size_of(w.dtype()) != 2 || logits_ % kFast == 0) return;
+  Device& device = s.device();
+  const bool gpu = device.kind() == DeviceKind::cuda || (device.dry() && device.total_memory() > 0);
+  if (!gpu || size_of(w.dtype()) != 2 || logits_ % kFast == 0) return;
   w_ = like(w, {(logits_ + kWhole - 1) / kWhole * kWhole, w.size(1)});
   ops::copy(s, w_.rows(0, logits_), w);
   ops::fill(s, w_.rows(logits_, w_.size(0)), 0);

@@ -60,12 +60,7 @@ double common(const Spans& a, const Spans& b) {
 
 }  // namespace
 
-const char* name_of(WorkKind kind) {
-  constexpr EnumTable<WorkKind, 12> kNames{"compute",       "product", "attention", "attention",
-                                           "gather",        "reduce",  "exchange",  "optimizer",
-                                           "orthogonalize", "copy",    "step",      "update"};
-  return kNames.name(kind);
-}
+const char* name_of(WorkKind kind) { return kWorkKinds.name(kind); }
 
 std::vector<Lane> lanes_of(const Timeline& timeline) {
   std::vector<std::string> ranks;
@@ -120,6 +115,7 @@ std::vector<StepPart> parts_of(const Timeline& timeline) {
       case WorkKind::attention_backward:
         return attention;
       case WorkKind::optimizer:
+      case WorkKind::squares:
       case WorkKind::orthogonalize:
       case WorkKind::update:
         return optimizer;

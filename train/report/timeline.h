@@ -22,7 +22,7 @@ struct Timeline {
   int64_t left_out = 0;  // operations that are not among the records
 };
 
-/// Name of a kind in traces and pictures; equal for both of attention.
+/// Name of a kind in traces and pictures.
 const char* name_of(WorkKind kind);
 
 /// One stream of one rank.

@@ -20,8 +20,9 @@ constexpr double kLane = 22, kBar = 16, kGroupGap = 12;
 constexpr double kLetter = 6.2;  // width of one in a label
 
 // In the order of WorkKind.
-constexpr EnumTable<WorkKind, 12> kColors{"#7799cc", "#4477aa", "#66ccee", "#66ccee", "#ccbb44", "#ee6677",
-                                          "#aa3377", "#228833", "#115522", "#888888", "#888888", "#228833"};
+constexpr EnumTable<WorkKind, 14> kColors{"#7799cc", "#4477aa", "#66ccee", "#66ccee", "#ccbb44",
+                                          "#ee6677", "#aa3377", "#228833", "#115522", "#888888",
+                                          "#888888", "#228833", "#7799cc", "#228833"};
 // Kinds of the legend; the others are empty, or have the colour of one of these.
 constexpr WorkKind kLegend[] = {WorkKind::product, WorkKind::attention, WorkKind::compute,
                                 WorkKind::gather,  WorkKind::reduce,    WorkKind::exchange,

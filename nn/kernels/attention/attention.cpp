@@ -15,7 +15,8 @@ Work work_of(const Device& device, const AttentionArgs& a) {
                    static_cast<double>(seen_pairs(a.window, a.seq) * a.head_dim),
           .bytes = rows * heads * a.head_dim * size_of(a.qkv.dtype),
           .scratch = scratch != nullptr ? scratch(a, device.threads()) : 0,
-          .dtype = a.qkv.dtype};
+          .dtype = a.qkv.dtype,
+          .width = a.head_dim};
 }
 
 }  // namespace sherd

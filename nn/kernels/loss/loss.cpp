@@ -30,7 +30,7 @@ void cross_entropy(Stream& s, const char* op, void (*kernel)(ExecutionContext&, 
   if (scales.defined()) a.scales = ref(scales);
   queue(s, op, kernels<IndicesKernels>(s).check_indices, op, "target", a.targets, a.rows, a.vocab,
         kIgnoredTarget);
-  queue(s, op, kernel, a);
+  queue(s, {op, WorkKind::loss}, kernel, a);
 }
 
 }  // namespace

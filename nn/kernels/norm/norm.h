@@ -39,10 +39,10 @@ struct LayerNormArgs {
 };
 
 inline Work work_of(const Device&, const RmsNormArgs& a) {
-  return {.bytes = bytes_of({a.x, a.y, a.dy, a.dx}, a.rows * a.cols)};
+  return {.bytes = bytes_of({a.x, a.y, a.dy, a.dx, a.addend}, a.rows * a.cols), .width = a.cols};
 }
 inline Work work_of(const Device&, const LayerNormArgs& a) {
-  return {.bytes = bytes_of({a.x, a.y, a.dy, a.dx}, a.rows * a.cols)};
+  return {.bytes = bytes_of({a.x, a.y, a.dy, a.dx, a.addend}, a.rows * a.cols), .width = a.cols};
 }
 
 struct NormKernels {

@@ -88,8 +88,8 @@ TEST_F(Run, WritesBothFilesOfTheStepsInQuestion) {
 TEST_F(Run, OptimizersOperationsAreNoOtherKernels) {
   config.steps = 4;
   config.trace = (folder.path() / "t.json").string();
-  const std::set<std::string> kinds = {"optimizer", "orthogonalize", "copy",  "gather",
-                                       "reduce",    "exchange",      "update"};
+  const std::set<std::string> kinds = {"optimizer", "squares", "orthogonalize", "copy",
+                                       "gather",    "reduce",  "exchange",      "update"};
   for (const auto& [optimizer, operation, kind] :
        std::vector<std::tuple<OptimizerWord, std::string, std::string>>{
            {OptimizerWord::soap, "soap_step", "optimizer"},
