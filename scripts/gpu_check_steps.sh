@@ -24,6 +24,7 @@ gpt2_124m               training   10   90  train_speed gpt2-124m 1024 64 adamw
 llama_1b                training   10   90  train_speed llama3.2-1b 2048 4 adamw
 llama_1b_muon           training   10  120  train_speed llama3.2-1b 2048 4 muon
 bytes_1300m             training   15  150  bytes_speed
+plan_measured           bench      60  120  plan_measured
 bench_newton_schulz     bench      10  120  figures newton_schulz newton_schulz --symmetric-products blocks
 newton_schulz_hopper    bench      10  120  hopper_figures
 bench_torch             bench      30  240  torch_figures

@@ -347,6 +347,17 @@ libtorch_losses() {
   run torch_cpu $size && run "torch_$device" $size --device "$device" && same "torch_$device" torch_cpu 1e-4
 }
 
+# A profile of this GPU, and what a plan on it says of steps that train_speed ran.
+plan_measured() {
+  local profile=$work/logs/profile.json model name
+  "$bin/sherd" plan --measure "$profile" --device "$device" || return
+  for model in "gpt2-124m --seq 1024 --batch 64" "llama3.2-1b --seq 2048 --batch 4"; do
+    name=${model%% *} name=${name//[.-]/_}_adamw
+    "$bin/sherd" plan --json --precision bf16 --hardware "$profile" --preset $model >"$work/logs/plan_$name.jsonl" || return
+    echo "figure: $name: planned $(median "plan_$name" tokens_per_s) tokens/s, measured $(median "$name" tokens_per_s 2>/dev/null)"
+  done
+}
+
 timeline() {
   run timeline $small --device "$device" --ranks 4 --strategy zero3 --optimizer muon --trace "$work/logs/trace.json" --timeline "$work/logs/timeline.svg" &&
     echo "figure: timeline.svg and trace.json are in the archive"

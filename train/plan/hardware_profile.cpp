@@ -29,7 +29,7 @@ struct Gpu {
 
 constexpr Gpu kGpus[] = {{"a100", 80, 2.0, 312, 19.5, 271, 17.5, 240, 25, 25, 8},
                          {"h100", 80, 3.35, 989, 67, 794.5, 60, 361, 50, 50, 8, "PCIe NVL"},
-                         {"h200", 141, 4.8, 989, 67, 794, 60, 361, 50, 50, 8, "NVL"},
+                         {"h200", 141, 4.8, 989, 67, 794, 50.7, 361, 50, 50, 8, "NVL"},
                          {"b200", 180, 7.67, 2250, 75, 1745, 67, 682, 50, 50, 8},
                          {"gb200", 186, 8.0, 2500, 80, 1822, 72, 682, 50, 350, 72},
                          {"gb300", 288, 8.0, 2500, 80, 1822, 72, 682, 100, 350, 72}};
@@ -38,6 +38,48 @@ constexpr Gpu kGpus[] = {{"a100", 80, 2.0, 312, 19.5, 271, 17.5, 240, 25, 25, 8}
 std::vector<SizedRate> product_rates(double tflops) {
   return {{1e8, .10e12 * tflops}, {1e9, .63e12 * tflops}, {16e9, .95e12 * tflops}, {128e9, 1e12 * tflops}};
 }
+
+/// Rate of a kind of operations at a width, as a part of a figure of the GPU's data sheet.
+struct KindPart {
+  WorkKind kind;
+  double width, part;
+};
+
+// Parts that sherd's kernels reached on an H200: of 989 TFLOP/s and 4.8 TB/s, call 3 of docs/gpu-results.md, whose tables are named.
+// Rows "derived" are a trace's total beside the work of a dry run. Other GPUs have the same parts of their own figures: predicted,
+// never measured.
+/// Of the dense peak of 16-bit products.
+constexpr KindPart kFlopParts[] = {
+    // Models: an odd number of logits ran at 90 to 125 TFLOP/s.
+    {WorkKind::product, 1, .109},
+    {WorkKind::product, 7, .109},
+    // Models, derived: 53.6 TFLOP of gpt2-124m, whose width is 768, took 175 / 2 ms.
+    {WorkKind::product, 8, .62},
+    {WorkKind::product, 768, .62},
+    // Models: plain products of the runs, some 700 TFLOP/s; Kernels: 684 to 726 at 8192.
+    {WorkKind::product, 2048, .708},
+    // Kernels: 2.75e11 FLOP forward and 2.5 times as many backward, 678 and 3132 us, 541 and 2031 us.
+    {WorkKind::attention, 64, .41},
+    {WorkKind::attention, 128, .514},
+    {WorkKind::attention_backward, 64, .222},
+    {WorkKind::attention_backward, 128, .342},
+    // Newton-Schulz: Gram form with the kernel for 9.0; means of many squares and many wide matrices.
+    {WorkKind::orthogonalize, 1024, .201},
+    {WorkKind::orthogonalize, 2048, .323},
+    {WorkKind::orthogonalize, 4096, .407},
+    {WorkKind::orthogonalize, 8192, .482}};
+/// Of the memory's bandwidth.
+constexpr KindPart kByteParts[] = {
+    // Kernels: parts of a copy's 4.27 TB/s. RMS norm at 4096; derived at 768 and 2048 from "norms, rope, SwiGLU".
+    {WorkKind::compute, 768, .58}, {WorkKind::compute, 2048, .71}, {WorkKind::compute, 4096, .81},
+    {WorkKind::copy, 1, .89},      {WorkKind::loss, 1, .738},      {WorkKind::optimizer, 1, .818},
+    {WorkKind::squares, 1, .436}};
+
+/// Least time of an operation, derived: the traces' classes leave 3.5 and 3.0 ms of a step with some 780 and 560 operations.
+constexpr double kLaunch = 5e-6;
+
+/// Sums of columns, derived from gpt2-124m's "biases and residual sums apart": times beside those of other passes.
+const OperationFactors kOperations = {{"bias_backward", 2.1}};
 
 /// Parts of an adapter's bandwidth by bytes: all-reduces of 4 hosts of 8 B200.
 std::vector<SizedRate> network(double gb_per_s) {
@@ -49,18 +91,26 @@ std::vector<SizedRate> network(double gb_per_s) {
 }
 
 HardwareProfile profile_of(const Gpu& g) {
-  return {.name = g.name,
-          .memory_bytes = static_cast<int64_t>(g.memory_gb * 1e9),
-          .ranks_per_host = g.ranks_per_host,
-          .peak_flops = g.peak_16 * 1e12,
-          .peak_flops_32 = g.peak_32 * 1e12,
-          .memory_bytes_per_s = .9e12 * g.memory_tb_per_s,
-          .offload_bytes_per_s = 1e9 * g.offload_gb_per_s,
-          .operation_s = 3e-6,
-          .products_16 = product_rates(g.products_16),
-          .products_32 = product_rates(g.products_32),
-          .host = {10e-6, {{1e5, .05e9 * g.host_gb_per_s}, {1e8, 1e9 * g.host_gb_per_s}}},
-          .network = {20e-6, network(g.network_gb_per_s)}};
+  HardwareProfile p = {.name = g.name,
+                       .memory_bytes = static_cast<int64_t>(g.memory_gb * 1e9),
+                       .ranks_per_host = g.ranks_per_host,
+                       .peak_flops = g.peak_16 * 1e12,
+                       .peak_flops_32 = g.peak_32 * 1e12,
+                       .memory_bytes_per_s = .9e12 * g.memory_tb_per_s,
+                       .offload_bytes_per_s = 1e9 * g.offload_gb_per_s,
+                       .operation_s = kLaunch,
+                       .products_16 = product_rates(g.products_16),
+                       .products_32 = product_rates(g.products_32),
+                       .host = {10e-6, {{1e5, .05e9 * g.host_gb_per_s}, {1e8, 1e9 * g.host_gb_per_s}}},
+                       .network = {20e-6, network(g.network_gb_per_s)},
+                       .factors_16 = kOperations,
+                       .factors_32 = kOperations};
+  for (const auto& [kind, width, part] : kByteParts)
+    p.rates_16[kind].push_back({width, 1e12 * part * g.memory_tb_per_s});
+  for (const auto& [kind, width, part] : kFlopParts)
+    p.rates_16[kind].push_back({width, 1e12 * part * g.peak_16});
+  p.rates_32 = p.rates_16;  // bounds above those of f32 products
+  return p;
 }
 
 /// One core of an x86-64 server; --measure writes this machine's.
@@ -110,6 +160,16 @@ std::vector<SizedRate> read_rates(JsonObject& profile, const char* key) {
   return all;
 }
 
+KindRates read_kinds(JsonObject kinds) {
+  KindRates all;
+  for (int i = 0; i <= static_cast<int>(WorkKind::squares); ++i) {
+    const auto kind = static_cast<WorkKind>(i);
+    if (const char* name = kWorkKinds.name(kind); kinds.has(name)) all[kind] = read_rates(kinds, name);
+  }
+  kinds.refuse_others();
+  return all;
+}
+
 OperationFactors read_factors(JsonObject& profile, const char* key) {
   if (!profile.has(key)) profile.refuse(key, "{operation: factor} is needed");
   JsonObject factors = profile.object(key);
@@ -129,6 +189,12 @@ ordered_json rows_of(const std::vector<SizedRate>& rates) {
   ordered_json rows = ordered_json::array();
   for (const SizedRate& r : rates) rows.push_back({r.size, r.rate});
   return rows;
+}
+
+ordered_json json_of(const KindRates& rates) {
+  ordered_json object = ordered_json::object();
+  for (const auto& [kind, rows] : rates) object[kWorkKinds.name(kind)] = rows_of(rows);
+  return object;
 }
 
 ordered_json json_of(const LinkProfile& link) {
@@ -202,6 +268,8 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& source)
   p.products_32 = read_rates(o, "products_32");
   p.host = read_link(o.object("host"));
   p.network = read_link(o.object("network"));
+  p.rates_16 = read_kinds(o.object("rates_16"));  // earlier files lack them
+  p.rates_32 = read_kinds(o.object("rates_32"));
   p.factors_16 = read_factors(o, "factors_16");
   p.factors_32 = read_factors(o, "factors_32");
   p.compute_efficiency = positive("compute_efficiency");
@@ -225,6 +293,8 @@ std::string to_text(const HardwareProfile& p) {
                                {"products_32", rows_of(p.products_32)},
                                {"host", json_of(p.host)},
                                {"network", json_of(p.network)},
+                               {"rates_16", json_of(p.rates_16)},
+                               {"rates_32", json_of(p.rates_32)},
                                {"factors_16", p.factors_16},
                                {"factors_32", p.factors_32},
                                {"compute_efficiency", p.compute_efficiency},

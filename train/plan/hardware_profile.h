@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/operation.h>
 
 namespace sherd {
 
@@ -22,6 +23,10 @@ struct SizedRate {
 double rate_at(const std::vector<SizedRate>& rates, double size);
 
 using OperationFactors = std::map<std::string, double, std::less<>>;
+
+/// Rates of operations by kind, each by Work::width: FLOP/s of those that have FLOPs, bytes/s of the others. A kind that is missing has
+/// the general rates of products and of memory.
+using KindRates = std::map<WorkKind, std::vector<SizedRate>>;
 
 /// Link of collectives.
 struct LinkProfile {
@@ -47,6 +52,8 @@ struct HardwareProfile {
   LinkProfile host = {};  // between ranks of one host
   /// Between hosts, of one rank's adapter; ranks of a host in one group add theirs, up to `host`.
   LinkProfile network = {};
+  /// Rates in steps that compute in 16 or in 32 bits; of kinds with FLOPs they are bounds beside those of `products`.
+  KindRates rates_16 = {}, rates_32 = {};
   /// Times of operations beside those by the rates above, by their names in traces, in steps that compute in 16 or in
   /// 32 bits; 1 where an operation is missing.
   OperationFactors factors_16 = {}, factors_32 = {};

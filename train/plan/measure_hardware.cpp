@@ -36,18 +36,20 @@ Tensor buffer_of(Device& device, Shape shape, DType dtype) {
   return t;
 }
 
-std::vector<SizedRate> measure_products(Device& device, DType dtype) {
+SizedRate measure_product(Device& device, DType dtype, int64_t n) {
   Stream& s = device.compute();
+  const Tensor a = buffer_of(device, {n, n}, dtype), b = buffer_of(device, {n, n}, dtype),
+               c = buffer_of(device, {n, n}, dtype);
+  const double seconds = seconds_of_one(s, [&] { ops::gemm(s, c, a, false, b, true); });
+  const double flops = 2.0 * std::pow(static_cast<double>(n), 3);
+  return {flops, flops / seconds};
+}
+
+void measure_products(Device& device, DType dtype, std::vector<SizedRate>& products, KindRates& rates) {
   const int64_t most = device.kind() == DeviceKind::cpu ? 1024 : 8192;
-  std::vector<SizedRate> rates;
-  for (int64_t n = 32; n <= most; n *= 2) {
-    const Tensor a = buffer_of(device, {n, n}, dtype), b = buffer_of(device, {n, n}, dtype),
-                 c = buffer_of(device, {n, n}, dtype);
-    const double seconds = seconds_of_one(s, [&] { ops::gemm(s, c, a, false, b, true); });
-    const double flops = 2.0 * std::pow(static_cast<double>(n), 3);
-    rates.push_back({flops, flops / seconds});
-  }
-  return rates;
+  for (int64_t n = 32; n <= most; n *= 2) products.push_back(measure_product(device, dtype, n));
+  const double odd = measure_product(device, dtype, most - 1).rate;
+  rates[WorkKind::product] = {{1, odd}, {7, odd}};
 }
 
 LinkProfile measure_link(RankContext& rank, double memory_bytes_per_s) {
@@ -103,8 +105,8 @@ HardwareProfile measure_hardware(RankContext& rank) {
   p.offload_bytes_per_s = kCopied / seconds_of_one(s, [&] { ops::copy(s, rest, from); });
   const Tensor one = to.flat(0, 1);
   p.operation_s = seconds_of_one(s, [&] { ops::fill(s, one, 0); });
-  p.products_32 = measure_products(device, DType::f32);
-  p.products_16 = measure_products(device, DType::bf16);
+  measure_products(device, DType::f32, p.products_32, p.rates_32);
+  measure_products(device, DType::bf16, p.products_16, p.rates_16);
   if (const auto known = profile_of_device(hardware_of(device).name)) {
     p.peak_flops = known->peak_flops;
     p.peak_flops_32 = known->peak_flops_32;

@@ -6,7 +6,7 @@
 
 namespace sherd {
 
-/// Measures products by size, copies, the least time of an operation and all-gathers by size. All ranks measure at the
+/// Measures products by size and of odd sizes, copies, the least time of an operation and all-gathers by size. All ranks measure at the
 /// same time, as ranks that train share their machine. Takes some seconds. The link between hosts is that of the
 /// world. Collective; rank 0's figures are the profile.
 [[nodiscard]] HardwareProfile measure_hardware(RankContext& rank);

@@ -28,7 +28,9 @@ class Player {
   Player(const DryRecord& record, const HardwareProfile& hardware, std::vector<TraceRecord>* records)
       : record_(record),
         hardware_(hardware),
-        factors_(computes_in_16_bits(record) ? hardware.factors_16 : hardware.factors_32),
+        in_16_bits_(computes_in_16_bits(record)),
+        rates_(in_16_bits_ ? hardware.rates_16 : hardware.rates_32),
+        factors_(in_16_bits_ ? hardware.factors_16 : hardware.factors_32),
         records_(records),
         at_(record.streams.size()) {}
 
@@ -66,7 +68,7 @@ class Player {
     const bool computes = e.stream == 0;  // the stream that a device makes first
     if (computes && e.what.kind == WorkKind::update) update_ = at(e);
     const double begin = std::max(at(e), host_),
-                 seconds = seconds_of(e.work, hardware_) * factor_of(e.what.name);
+                 seconds = seconds_of(e.work, e.what.kind, hardware_, rates_) * factor_of(e.what.name);
     at(e) = begin + seconds;
     if (computes && update_ < 0) busy_ += seconds;
     note(e, e.what.name, begin);
@@ -95,6 +97,8 @@ class Player {
 
   const DryRecord& record_;
   const HardwareProfile& hardware_;
+  const bool in_16_bits_;
+  const KindRates& rates_;
   const OperationFactors& factors_;
   std::vector<TraceRecord>* records_;
   std::vector<double> at_;  // by stream: the end of its last operation
@@ -107,12 +111,21 @@ class Player {
 
 }  // namespace
 
-double seconds_of(const Work& work, const HardwareProfile& hardware) {
-  double seconds = static_cast<double>(work.bytes) / hardware.memory_bytes_per_s;
+double seconds_of(const Work& work, WorkKind kind, const HardwareProfile& hardware, const KindRates& rates) {
+  const auto of_kind = rates.find(kind);
+  const auto kind_rate = [&](double otherwise) {
+    if (of_kind == rates.end()) return otherwise;
+    return work.width > 0 ? rate_at(of_kind->second, static_cast<double>(work.width))
+                          : of_kind->second.back().rate;
+  };
+  const double memory = hardware.memory_bytes_per_s;
+  double seconds = static_cast<double>(work.bytes) / (work.flops > 0 ? memory : kind_rate(memory));
   if (work.host_bytes > 0) seconds += static_cast<double>(work.host_bytes) / hardware.offload_bytes_per_s;
-  if (work.flops > 0)
-    seconds = std::max(seconds, work.flops / rate_at(hardware.products(work.dtype), work.flops) /
-                                    hardware.compute_efficiency);
+  if (work.flops > 0) {
+    const double product = rate_at(hardware.products(work.dtype), work.flops);
+    seconds =
+        std::max(seconds, work.flops / std::min(product, kind_rate(product)) / hardware.compute_efficiency);
+  }
   return static_cast<double>(work.times) * std::max(seconds, hardware.operation_s);
 }
 

@@ -18,8 +18,8 @@ struct StepTime {
 };
 
 /// Returns the seconds of an operation by the rates: the larger of those of its FLOPs and of its bytes, those over the link to the
-/// host at that link's.
-double seconds_of(const Work& work, const HardwareProfile& hardware);
+/// host at that link's. @param rates of the kinds in its step
+double seconds_of(const Work& work, WorkKind kind, const HardwareProfile& hardware, const KindRates& rates);
 /// Returns the seconds of a collective that nothing disturbs. @param bytes that a rank receives
 /// @param here largest number of the group's ranks on one host
 double seconds_of(double bytes, int ranks, int here, const HardwareProfile& hardware);

@@ -7,8 +7,8 @@
 
 namespace sherd::tools {
 
-/// Measures with the run's ranks, threads and device: the rates of measure_hardware(), and the times of operations
-/// beside them in steps of byte models with AdamW and Muon, in fp32 and bf16.
+/// Measures with the run's ranks, threads and device: the rates of measure_hardware(), and in steps of small models with AdamW and
+/// Muon, in fp32 and bf16, the rates of kinds of operations and the times of operations beside them.
 [[nodiscard]] HardwareProfile measure_machine(const train_gpt::TrainConfig& config);
 
 }  // namespace sherd::tools

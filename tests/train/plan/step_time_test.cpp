@@ -93,6 +93,41 @@ TEST(HardwareProfiles, FilesKeepFactorsOfOperations) {
   EXPECT_EQ(parse_hardware(to_text(p), "file").factors_32, p.factors_32);
 }
 
+TEST(HardwareProfiles, OlderFilesHaveNoRatesByKind) {
+  HardwareProfile p = hardware_profile("h200");
+  auto older = nlohmann::json::parse(to_text(p));
+  EXPECT_EQ(to_text(parse_hardware(older.dump(), "file")), to_text(p));
+  older.erase("rates_16");
+  older.erase("rates_32");
+  p.rates_16 = p.rates_32 = {};
+  EXPECT_EQ(to_text(parse_hardware(older.dump(), "file")), to_text(p));
+  older["rates_16"] = {{"attention", {{64, 4e14}}}, {"attentions", {{64, 4e14}}}};
+  EXPECT_THAT(message_of<InvalidArgument>([&] { (void)parse_hardware(older.dump(), "mine.json"); }),
+              HasSubstr("\"rates_16.attentions\" is [[64,400000000000000.0]]: the key is unknown"));
+}
+
+TEST(StepTime, KindsHaveRatesByWidth) {
+  DryRecord r;
+  r.streams = {"compute"};
+  // 1 s of products at the general rate; 1 s of memory.
+  r.entries = {product(0, 1),
+               {.what = {"attention_forward", WorkKind::attention}, .work = {.flops = 1e9, .width = 64}},
+               {.what = {"cross_entropy_forward", WorkKind::loss}, .work = {.bytes = 1'000'000'000}},
+               {.what = "rms_norm_forward", .work = {.bytes = 1'000'000'000, .width = 256}}};
+  HardwareProfile h = simple();
+  EXPECT_THAT(play(r, h).total, DoubleNear(4, 1e-9)) << "without rates";
+  h.rates_32 = {{WorkKind::product, {{1, 9e9}}},
+                {WorkKind::attention, {{64, .5e9}, {128, .8e9}}},
+                {WorkKind::loss, {{1, .25e9}}},
+                {WorkKind::compute, {{64, .1e9}, {1024, .4e9}}}};
+  EXPECT_THAT(play(r, h).total, DoubleNear(1 + 2 + 4 + 5, 1e-9))
+      << "a product is never faster than its size allows";
+  r.entries[3].work.width = 0;
+  EXPECT_THAT(play(r, h).total, DoubleNear(1 + 2 + 4 + 2.5, 1e-9)) << "as the widest";
+  r.entries[0].work.dtype = DType::bf16;
+  EXPECT_THAT(play(r, h).total, DoubleNear(4, 1e-9)) << "a step in 16 bits has other rates";
+}
+
 TEST(HardwareProfiles, OlderFilesHaveNoMemoryOfCommunicators) {
   HardwareProfile p = hardware_profile("cpu");
   p.communicator_bytes = 500'000'000;
