@@ -151,7 +151,7 @@ uint64_t ShardLayout::fingerprint() const {
   for (const auto& p : params_) {
     put(XXH64(p.name.data(), p.name.size(), 0));
     put(p.cut);
-    put(p.granule);
+    if (p.granule > 1) put(p.granule);
     put_all(p.shape);
   }
   put_all(full_begin_);

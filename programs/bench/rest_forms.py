@@ -3,6 +3,8 @@
 
   rest_forms.py speed    optimizer phase and step of each form, side by side: each round runs all forms, medians over rounds
   rest_forms.py offload  step and optimizer phase with state and masters in a file, beside a run without, 8 microbatches a step
+  rest_forms.py torchao  optimizer phase of AdamW with state in 8 bits beside torchao's AdamW8bit, and fp32 beside torch.optim.AdamW, on
+                         the llama's parameters in fp32; --python names one with torch and torchao, which compiles for a minute
   rest_forms.py quality  held-out loss after --steps steps of each form and seed; a run that is in --folder is not repeated
 
 Both train on the sources of Python's standard library: the byte GPT on bytes, a llama of 42.5 million parameters on words, numbered by
@@ -96,6 +98,45 @@ def offload(args, folder):
             print(f"step beside resident: {ratio:.3f}", flush=True)
 
 
+# Run by --python: prints the milliseconds of a step of torch.optim.AdamW and torchao's AdamW8bit on the llama's shapes.
+TORCHAO = """
+import json, statistics, sys, time, warnings
+warnings.filterwarnings("ignore")
+import torch
+from torchao.optim import AdamW8bit
+c, threads = json.loads(sys.argv[1]), int(sys.argv[2])
+torch.set_num_threads(threads)
+h, f, v = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+shapes = [(v, h), (v, h), (h,)] + c["num_hidden_layers"] * ([(h, h)] * 4 + [(f, h)] * 2 + [(h, f), (h,), (h,)])
+weights = [torch.randn(s).requires_grad_() for s in shapes]
+for w in weights:
+    w.grad = torch.randn_like(w)
+for rule in (torch.optim.AdamW(weights, lr=1e-3), AdamW8bit(weights, lr=1e-3)):
+    times = []
+    for _ in range(8):
+        start = time.perf_counter()
+        rule.step()
+        times.append(1e3 * (time.perf_counter() - start))
+    print(statistics.median(times[3:]))
+"""
+
+
+def torchao(args, folder):
+    data = prepare(folder)
+    found = collections.defaultdict(list)
+    for _ in range(args.rounds):
+        for name, state in (("sherd, fp32 state", "fp32"), ("sherd, i8 state", "i8")):
+            steps = train(args, data, "llama", "adamw", ("f32", state), 0, 8, folder / "metrics", ["--precision", "fp32"])[3:]
+            found[name].append(statistics.median(s["optim_ms"] for s in steps))
+        done = subprocess.run([args.python, "-c", TORCHAO, json.dumps(LLAMA), str(args.threads)], capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(done.stderr)
+        for name, line in zip(("torch.optim.AdamW", "torchao AdamW8bit"), done.stdout.split()):
+            found[name].append(float(line))
+    for name, times in found.items():
+        print(f"{name}: {statistics.median(times):.1f} ms", flush=True)
+
+
 def quality(args, folder):
     data = prepare(folder)
     for model in args.models:
@@ -122,7 +163,7 @@ def quality(args, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "offload", "quality"))
+    parser.add_argument("what", choices=("speed", "offload", "torchao", "quality"))
     parser.add_argument("--build", type=Path, default=Path("build/release"))
     parser.add_argument("--folder", type=Path, help="keep data and results here")
     parser.add_argument("--ranks", type=int, default=1)
@@ -133,10 +174,11 @@ def main():
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--optimizers", nargs="+", default=["adamw", "muon"])
     parser.add_argument("--forms", nargs="+", default=[name_of(f) for f in FORMS], help="quality: of these, such as 'master f32, state f32'")
+    parser.add_argument("--python", type=Path, default=Path("build/venv/bin/python"), help="torchao: a Python with torch and torchao")
     parser.add_argument("--batch", type=int, help="quality: another batch")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        {"speed": speed, "offload": offload, "quality": quality}[args.what](args, args.folder or Path(temporary))
+        {"speed": speed, "offload": offload, "torchao": torchao, "quality": quality}[args.what](args, args.folder or Path(temporary))
 
 
 main()

@@ -59,6 +59,37 @@ TEST(Layout, RealUnitsStayInThePaddingBudgetAtEveryWorldSize) {
     }
 }
 
+TEST(Layout, NoPieceBeginsInsideOfAGranule) {
+  for (Params unit : {gpt_block(384), llama_block(5120, 13696), root_unit(50257, 768), root_unit(257, 64)}) {
+    for (LayoutParam& p : unit)
+      while (p.shape.size() > 1 && p.granule < 256 && row_size(p.shape) % (2 * p.granule) == 0)
+        p.granule *= 2;
+    for (const LayoutPolicy policy :
+         {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param})
+      for (const int world : {1, 2, 3, 7, 8, 100, 256})
+        for (const int rotation : {0, 1, 5}) {
+          LayoutOptions options{.policy = policy};
+          options.rotation = rotation;
+          const auto l = ShardLayout::make(unit, world, options);
+          const int64_t total = total_of(unit),
+                        unavoidable = world * (((total + world - 1) / world + 255) / 256 * 256);
+          if (policy == LayoutPolicy::ragged)
+            EXPECT_LE(l.buffer_elements(), std::max(unavoidable, total + total * 3 / 100)) << l.describe();
+          for (int p = 0; p < static_cast<int>(unit.size()); ++p)
+            for (int r = 0; r < world; ++r)
+              ASSERT_EQ(l.piece(ParamId(p), RankId(r)).begin.value % unit[p].granule, 0)
+                  << unit[p].name << " rank " << r << "\n"
+                  << l.describe();
+        }
+  }
+  LayoutParam odd{"odd", {3, 96}};
+  odd.granule = 64;
+  EXPECT_NE(test::message_of<InvalidArgument>([&] {
+              (void)ShardLayout::make({odd}, 2);
+            }).find("granule 64 is not a power of 2 that divides a row"),
+            std::string::npos);
+}
+
 TEST(Layout, RowsStayWholeWhereverASimpleAlignedSolutionExists) {
   for (int rotation = 0; rotation < 9; ++rotation) {
     for (int world : {1, 2, 3, 4, 6, 8, 16, 32}) {
