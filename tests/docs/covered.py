@@ -37,7 +37,7 @@ def check():
     problems, used, count = [], set(), 0
     for page in pages():
         text = (ROOT / page).read_text()
-        for language in re.findall(r"^ *```(?=\w)(?!(?:cpp|cmake|python|text)$)(.*)", text, flags=re.M):
+        for language in re.findall(r"^ *```(?=\w)(?!(?:cpp|c[+][+]|cmake|python|text)$)(.*)", text, flags=re.M):
             problems.append(f"{page}: code marked '{language}' is not checked; write commands as indented lines")
         for command in commands(text):
             patterns = elsewhere(command.text)
