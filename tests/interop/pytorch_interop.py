@@ -60,7 +60,7 @@ def require_same(got, want, where):
 
 
 def run(train_gpt, *flags):
-    command = [train_gpt, *MODEL, "--quiet", *map(str, flags)]
+    command = [train_gpt, *MODEL, "--quiet", *map(str, flags)]  # later flags hold
     done = subprocess.run(command, capture_output=True, text=True)
     require(done.returncode == 0, f"{' '.join(command)}\n{done.stderr}")
 
@@ -186,6 +186,28 @@ def check_names(model, optim):
             f"kinds of optimizer state: {kinds}")
 
 
+def check_codes(train_gpt, folder):
+    """State in 8 bits: PyTorch's values of codes and scales are those that train_gpt converts them to."""
+    codes, wide = folder / "codes", folder / "wide"
+    common = ["--data", folder / "text", "--dim", 64, "--batch", 12, "--steps", STEPS]
+    for optimizer in ("adamw", "muon"):
+        run(train_gpt, *common, "--ranks", 3, "--optimizer", optimizer, "--state-dtype", "i8", "--save", codes, "--overwrite")
+        run(train_gpt, *common, "--ranks", 2, "--resume", codes, "--state-dtype", "fp32", "--convert-forms", "--save", wide,
+            "--overwrite")
+        stored, want = (put_together(place / f"step_{STEPS:08d}" / "optim") for place in (codes, wide))
+        checked = 0
+        for name, c in stored.items():
+            for suffix, power in (("_scale", 1), ("_root_scale", 2)):
+                if name + suffix not in stored:
+                    continue
+                scales = stored[name + suffix]
+                values = (c.float().unflatten(-1, (scales.shape[-1], -1)) * scales.unsqueeze(-1)).flatten(-2) ** power
+                require(c.element_size() == 1 and same_bits(values, want[name]), f"{name} in 8 bits")
+                checked += 1
+        require(checked > 8, f"{checked} states in 8 bits")
+        print(f"{optimizer}: {checked} states in 8 bits: equal bits in PyTorch")
+
+
 def check_exports(train_gpt, folder, want):
     """fp32, bf16 and fp16, as a file and as a folder: PyTorch rounds to the same bits."""
     for word, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.items():
@@ -240,6 +262,7 @@ def main():
         require(any("model-00002-of-" in f for f in files), "no tensor is cut inside a row: the test is too easy")
         print(f"safe_open: {len(files)} files, {len(model)} weights, {len(optim)} states")
 
+        check_codes(train_gpt, folder)
         changed = {name: torch.sin(t * 1e3) for name, t in weights.items()}
         for processes in (1, 2, 3):
             arguments = (processes, folder, {"model": model, "optim": optim}, changed)
