@@ -84,11 +84,17 @@ std::string initial(const FieldDescriptor& field, const std::string& type) {
   return type == "int64_t" || type == "uint64_t" ? "0" : "";
 }
 
-/// The table of a type's words, which are those of the setting. It does not compile where the enumeration has others, or in
-/// another order.
-std::string words_text(const Setting& setting) {
+/// Words of all settings of a type, in the order in which they first occur.
+struct TypeWords {
+  const Setting* first = nullptr;
+  std::vector<std::string> words = {};
+};
+
+/// The table of a type's words. It does not compile where the enumeration has others, or in another order.
+std::string words_text(const TypeWords& of) {
+  const Setting& setting = *of.first;
   const std::string& type = setting.type();
-  const std::vector<std::string> words = words_of(setting);
+  const std::vector<std::string>& words = of.words;
   std::string enumerators, checks;
   for (const std::string& word : words) {
     const std::string enumerator = enumerator_of(setting, word);
@@ -108,7 +114,7 @@ std::string words_text(const Setting& setting) {
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   std::string members, places, words;
-  std::map<std::string, const Setting*> types;  // with the setting that has most of the words
+  std::map<std::string, TypeWords> types;
   const auto* const message = train_gpt::proto::TrainConfig::descriptor();
   for (int i = 0; i < message->field_count(); ++i) {
     const FieldDescriptor& field = *message->field(i);
@@ -121,10 +127,12 @@ int main(int argc, char** argv) {
               (setting.has_type() ? fmt::format("sherd::word_target<kWords<{}>>({})", setting.type(), place)
                                   : "&" + place);
     if (!setting.has_type()) continue;
-    const Setting*& most = types[setting.type()];
-    if (most == nullptr || words_of(*most).size() < words_of(setting).size()) most = &setting;
+    TypeWords& of = types[setting.type()];
+    if (of.first == nullptr) of.first = &setting;
+    for (const std::string& word : words_of(setting))
+      if (std::ranges::find(of.words, word) == of.words.end()) of.words.push_back(word);
   }
-  for (const auto& [type, setting] : types) words += words_text(*setting);
+  for (const auto& [type, of] : types) words += words_text(of);
   std::ofstream out(argv[1]);
   out << "// Generated from settings.proto by settings_view.cpp.\n#pragma once\n\n#include <cstdint>\n"
          "#include <optional>\n#include <string>\n#include <string_view>\n#include <vector>\n\n";
