@@ -89,6 +89,10 @@ at::ScalarType scalar_type_of(DType dtype) {
       return at::kLong;
     case DType::u8:
       return at::kByte;
+    case DType::i8:
+      return at::kChar;
+    case DType::f8_e4m3:
+      return at::kFloat8_e4m3fn;
   }
   throw InvalidArgument("a dtype that libtorch has no like of");
 }

@@ -34,6 +34,8 @@ ncclDataType_t type_of(DType dtype) {
     case DType::i64:
       return ncclInt64;
     case DType::u8:
+    case DType::i8:  // moved, and never reduced
+    case DType::f8_e4m3:
       break;
   }
   return ncclUint8;
