@@ -317,5 +317,32 @@ TEST(TorchValues, WeightsWithoutFp32Masters) {
     });
 }
 
+TEST(TorchValues, StateIn8Bits) {
+  torch::manual_seed(7);
+  torch::nn::Sequential first(torch::nn::Linear(64, 130));
+  launch(3, [&](RankContext& rank) {
+    sherd::Stream& stream = rank.device->compute();
+    std::vector<float> before;
+    for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads_params}) {
+      torch::nn::Sequential model(torch::nn::Linear(64, 130));
+      copy_weights(*first, *model);
+      FullyShardOptions o;
+      o.strategy = strategy;
+      o.whole_state_blocks = true;
+      sherd::torch::route(*model, {.optimizer = sherd::Algorithm::adamw});
+      sherd::torch::fully_shard<torch::nn::LinearImpl>(*model, mesh_of(rank), o);
+      sherd::torch::Optimizer optimizer(*model, {.state_dtype = sherd::DType::i8});
+      for (int step = 0; step < 3; ++step) {
+        model->forward(random({4, 64}, rank.world->rank())).square().mean().backward();
+        optimizer.step(0.01);
+      }
+      const sherd::Parameter weight = sherd::torch::root_of(*model).named_parameters().front().second;
+      const auto all = sherd::ops::to_floats(stream, weight.dtensor().full_tensor(stream));
+      if (before.empty()) before = all;
+      EXPECT_TRUE(same_bits(before, all)) << where(rank, strategy);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace torch_test
