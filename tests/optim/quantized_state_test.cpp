@@ -54,6 +54,47 @@ TEST(QuantizedState, HasTheBitsOfOneRankUnderTensorAndExpertParallelism) {
   }
 }
 
+TEST(QuantizedState, SkippedStepsAndFrozenParametersKeepCodesAndScales) {
+  for (const UpdateRuleFactory& rule : rules())
+    launch(2, [&](RankContext& r) {
+      Stream& s = r.device->compute();
+      MatrixModel model(every_quantized());
+      fully_shard(model, mesh_of(r), {.whole_state_blocks = true});
+      const PlacedRule made(rule, *r.device, matrix_items(model, kMatrixDecay, model.states), Place::device);
+      const auto bytes = [&](const Parameter& p) {
+        std::vector<char> all;
+        for (const StateTensor& t : made.rule->state())
+          for (const Tensor& part : {t.local, t.scales}) {
+            if (!part.defined() || t.param != p) continue;
+            const size_t begin = all.size();
+            all.resize(begin + static_cast<size_t>(part.nbytes()));
+            ops::copy_to_host(s, all.data() + begin, part);
+          }
+        return all;
+      };
+      const auto step = [&](const Tensor& skip) {
+        run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
+        update_by(*made.rule, model, skip, made.windows.get());
+        ++model.step;
+      };
+      step({});
+      std::vector<std::vector<char>> before;
+      for (const Parameter& p : model.own_parameters()) before.push_back(bytes(p));
+      const Tensor skip = Tensor::empty(*r.device, {1}, DType::i64, "test");
+      ops::fill(s, skip, 1);
+      step(skip);
+      for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(bytes(model.own_parameters()[i]), before[i]);
+      const Parameter frozen = model.own_parameters()[2];
+      runtime_of(model).set_frozen({frozen}, true);
+      step({});
+      for (size_t i = 0; i < before.size(); ++i) {
+        const Parameter p = model.own_parameters()[i];
+        if (p.shard_range().empty()) continue;
+        EXPECT_EQ(bytes(p) == before[i], p == frozen) << p.name() << ", " << name_of(rule.algorithm);
+      }
+    });
+}
+
 /// A model of two matrices, its optimizer, and what the ranks were refused with.
 std::string refusal(int ranks, const FullyShardOptions& shard, const OptimizerOptions& options, Shape shape,
                     std::optional<TensorShard> cut = {}, const Algorithm& algorithm = Algorithm::adamw) {
