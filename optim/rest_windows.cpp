@@ -74,7 +74,7 @@ void RestWindows::allocate() {
                     "give larger ones",
                     device_.label(), total_, bytes_, kMostWindows));
   for (Window& w : windows_) {
-    w.memory = Tensor::empty(device_, {bytes_}, DType::u8, MemoryClass::optimizer, "offload window");
+    w.memory = Tensor::empty(device_, {bytes_}, DType::u8, MemoryClass::optimizer, "state window");
     if (!on_host_) return;
   }
   in_ = device_.make_stream("offload in", StreamPriority::high);

@@ -5,6 +5,8 @@
   rest_forms.py offload  step and optimizer phase with state and masters in a file, beside a run without, 8 microbatches a step
   rest_forms.py torchao  optimizer phase of AdamW with state in 8 bits beside torchao's AdamW8bit, and fp32 beside torch.optim.AdamW, on
                          the llama's parameters in fp32; --python names one with torch and torchao, which compiles for a minute
+  rest_forms.py largest  billions of parameters of the largest llama of width 128 n and n layers that fits a GPU, and the predicted
+                         update of n = 32 on an H200, by sherd plan: one rank, sequences of 4096, recomputed blocks
   rest_forms.py quality  held-out loss after --steps steps of each form and seed; a run that is in --folder is not repeated
 
 Both train on the sources of Python's standard library: the byte GPT on bytes, a llama of 42.5 million parameters on words, numbered by
@@ -13,6 +15,7 @@ frequency. Nothing else should run on the machine.
 
 import argparse
 import collections
+import functools
 import json
 import re
 import statistics
@@ -137,6 +140,43 @@ def torchao(args, folder):
         print(f"{name}: {statistics.median(times):.1f} ms", flush=True)
 
 
+SHRINKS = {"fp32 masters and state": [], "bf16 weights": ["--master", "bf16"],
+           "bf16 weights and state": ["--master", "bf16", "--state-dtype", "bf16"],
+           "bf16 weights, state and gradients": ["--master", "bf16", "--state-dtype", "bf16", "--grad-dtype", "bf16"],
+           "bf16 weights and gradients, i8 state": ["--master", "bf16", "--state-dtype", "i8", "--grad-dtype", "bf16"],
+           "masters and state on the host": ["--offload", "state,master"],
+           "the same, bf16 gradients": ["--offload", "state,master", "--grad-dtype", "bf16"]}
+GPUS = (24, 80, 141, 180)  # GB, of which 1 is left to the driver
+
+
+def largest(args, folder):
+    def planned(n, flags):
+        llama = folder / f"llama{n}"
+        llama.mkdir(exist_ok=True)
+        (llama / "config.json").write_text(json.dumps({**LLAMA, "hidden_size": 128 * n, "intermediate_size": 344 * n // 64 * 64,
+                                                       "num_hidden_layers": n, "num_attention_heads": n, "num_key_value_heads": n,
+                                                       "vocab_size": 32768, "max_position_embeddings": 4096}))
+        command = [args.build / "bin/sherd", "plan", "--model", llama, "--world", 1, "--hardware", "h200", "--seq", 4096, "--batch", 1,
+                   "--precision", "bf16", "--recompute", "blocks", "--json", *flags]
+        done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(map(str, command))}\n{done.stderr}")
+        plan = json.loads(done.stdout)
+        return plan["parameters"], plan["ranks"][0]["peak_bytes"], plan["step_ms"]["optimizer"]
+
+    for optimizer in args.optimizers:
+        print(f"\n| {optimizer} |" + "".join(f" {gpu} GB |" for gpu in GPUS) + " update |\n" + "|---" * (len(GPUS) + 2) + "|")
+        for name, flags in SHRINKS.items():
+            plan, row = functools.cache(lambda n: planned(n, ["--optimizer", optimizer, *flags])), []
+            for gpu in GPUS:
+                fits, too_large = 4, 160
+                while too_large - fits > 1:
+                    n = (fits + too_large) // 2
+                    fits, too_large = (n, too_large) if plan(n)[1] <= (gpu - 1) * 1e9 else (fits, n)
+                row.append(f"{plan(fits)[0] / 1e9:.1f}")
+            print(f"| {name} | " + " | ".join(row) + f" | {plan(32)[2]:.0f} ms |", flush=True)
+
+
 def quality(args, folder):
     data = prepare(folder)
     for model in args.models:
@@ -163,7 +203,7 @@ def quality(args, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "offload", "torchao", "quality"))
+    parser.add_argument("what", choices=("speed", "offload", "torchao", "largest", "quality"))
     parser.add_argument("--build", type=Path, default=Path("build/release"))
     parser.add_argument("--folder", type=Path, help="keep data and results here")
     parser.add_argument("--ranks", type=int, default=1)
@@ -178,7 +218,7 @@ def main():
     parser.add_argument("--batch", type=int, help="quality: another batch")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        {"speed": speed, "offload": offload, "torchao": torchao, "quality": quality}[args.what](args, args.folder or Path(temporary))
+        {"speed": speed, "offload": offload, "torchao": torchao, "largest": largest, "quality": quality}[args.what](args, args.folder or Path(temporary))
 
 
 main()

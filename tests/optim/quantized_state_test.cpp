@@ -134,36 +134,48 @@ TEST(QuantizedState, CutBlocksAndOptimizersWithoutItAreRefused) {
       HasSubstr("tensor parallelism cuts its rows into pieces of 96 elements, inside of blocks of 64"));
 }
 
-/// Bytes of the optimizer's memory and of its windows.
-std::pair<int64_t, int64_t> held(const Algorithm& algorithm, int ranks, int64_t& elements) {
-  std::pair<int64_t, int64_t> bytes;
+/// Bytes that a rank holds with bf16 weights and gradients.
+struct HeldBytes {
+  int64_t elements = 0, weights = 0, gradients = 0, optimizer = 0;
+  int64_t state = 0;  // of `optimizer`
+};
+HeldBytes held_bytes(const Algorithm& algorithm, int ranks) {
+  HeldBytes held;
   launch(ranks, [&](RankContext& r) {
     GivenGradients model;
     model.add("first.weight", {1024, 768});
     model.add("second.weight", {768, 1024});
     const Routing routing = route(model, {.rules = {{.pattern = ".", .algorithm = algorithm}}});
     fully_shard(model, mesh_of(r),
-                {.compute_dtype = DType::bf16, .master = Master::bf16, .whole_state_blocks = true});
+                {.compute_dtype = DType::bf16,
+                 .master = Master::bf16,
+                 .grad_dtype = DType::bf16,
+                 .whole_state_blocks = true});
     Optimizer optimizer(model, routing, {.state_dtype = DType::i8});
     if (r.world->rank() != 0) return;
-    elements = 2 * 1024 * 768 / ranks;
-    bytes = {r.device->allocator().live_bytes(MemoryClass::optimizer), 0};
-    for (const StateTensor& s : optimizer.state()) bytes.second += s.local.nbytes() + s.scales.nbytes();
+    const Allocator& a = r.device->allocator();
+    held.elements = 2 * 1024 * 768 / ranks;
+    held.weights = a.live_bytes(MemoryClass::parameter) + a.live_bytes(MemoryClass::master);
+    held.gradients = a.live_bytes(MemoryClass::gradient);
+    for (const PlannedBuffer& slot : runtime_of(model).plan().gradient_slots) held.gradients -= slot.bytes();
+    held.optimizer = a.live_bytes(MemoryClass::optimizer);
+    for (const StateTensor& s : optimizer.state()) held.state += s.local.nbytes() + s.scales.nbytes();
   });
-  return bytes;
+  return held;
 }
 
 TEST(QuantizedState, BytesOfAnElementAreThoseOfTheFormula) {
   for (const auto& [algorithm, states] : {std::pair(Algorithm::adamw, 2), {Algorithm::muon, 1}})
     for (const int ranks : {1, 4}) {
-      int64_t n = 0;
-      const auto [all, state] = held(algorithm, ranks, n);
-      // A byte of each, and 4 for a block of 256.
-      EXPECT_EQ(state, states * (n + n / 64));
-      // One window, of an eighth of the fp32 state but at least 1 MiB; counters, and buffers of the step.
+      const HeldBytes held = held_bytes(algorithm, ranks);
+      const int64_t n = held.elements;
+      EXPECT_EQ(held.weights, 2 * n);
+      EXPECT_EQ(held.gradients, 2 * n);
+      EXPECT_EQ(held.state, states * (n + n / 64));  // 4 bytes more for each block of 256
+      // One window, of an eighth of the state in fp32 but at least 1 MiB; counters, and buffers of the step.
       const int64_t window = std::max<int64_t>(states * n * 4 / 8, int64_t{1} << 20);
-      EXPECT_GE(all, state + window) << name_of(algorithm);
-      EXPECT_LE(all, state + window + 8192) << name_of(algorithm);
+      EXPECT_GE(held.optimizer, held.state + window) << name_of(algorithm);
+      EXPECT_LE(held.optimizer, held.state + window + 8192) << name_of(algorithm);
     }
 }
 

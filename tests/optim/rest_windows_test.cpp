@@ -64,7 +64,7 @@ TEST(RestWindows, StateIsOnTheHostAndTwoWindowsAreOnTheDevice) {
           if (b.memory == MemoryClass::master) masters += b.bytes();
       EXPECT_EQ(r.device->host_tier().live_bytes(), state + masters) << name_of(algorithm);
       EXPECT_EQ(r.device->allocator().live_bytes(MemoryClass::master), 0);
-      const int64_t windows = r.device->allocator().live_bytes("offload window");
+      const int64_t windows = r.device->allocator().live_bytes("state window");
       EXPECT_EQ(optimizer_bytes(), resident - state + windows) << name_of(algorithm);
       // SOAP's factors of a matrix are in a window together.
       EXPECT_EQ(windows, algorithm == Soap::kName ? windows : 2 * 1024) << name_of(algorithm);
