@@ -135,12 +135,12 @@ TEST(QuantizedState, CutBlocksAndOptimizersWithoutItAreRefused) {
 }
 
 /// Bytes that a rank holds with bf16 weights and gradients.
-struct HeldBytes {
+struct QuantizedBytes {
   int64_t elements = 0, weights = 0, gradients = 0, optimizer = 0;
   int64_t state = 0;  // of `optimizer`
 };
-HeldBytes held_bytes(const Algorithm& algorithm, int ranks) {
-  HeldBytes held;
+QuantizedBytes quantized_bytes(const Algorithm& algorithm, int ranks) {
+  QuantizedBytes held;
   launch(ranks, [&](RankContext& r) {
     GivenGradients model;
     model.add("first.weight", {1024, 768});
@@ -167,7 +167,7 @@ HeldBytes held_bytes(const Algorithm& algorithm, int ranks) {
 TEST(QuantizedState, BytesOfAnElementAreThoseOfTheFormula) {
   for (const auto& [algorithm, states] : {std::pair(Algorithm::adamw, 2), {Algorithm::muon, 1}})
     for (const int ranks : {1, 4}) {
-      const HeldBytes held = held_bytes(algorithm, ranks);
+      const QuantizedBytes held = quantized_bytes(algorithm, ranks);
       const int64_t n = held.elements;
       EXPECT_EQ(held.weights, 2 * n);
       EXPECT_EQ(held.gradients, 2 * n);
