@@ -73,8 +73,9 @@ TEST(Layout, NoPieceBeginsInsideOfAGranule) {
           const auto l = ShardLayout::make(unit, world, options);
           const int64_t total = total_of(unit),
                         unavoidable = world * (((total + world - 1) / world + 255) / 256 * 256);
-          if (policy == LayoutPolicy::ragged)
+          if (policy == LayoutPolicy::ragged) {
             EXPECT_LE(l.buffer_elements(), std::max(unavoidable, total + total * 3 / 100)) << l.describe();
+          }
           for (int p = 0; p < static_cast<int>(unit.size()); ++p)
             for (int r = 0; r < world; ++r)
               ASSERT_EQ(l.piece(ParamId(p), RankId(r)).begin.value % unit[p].granule, 0)
@@ -84,7 +85,7 @@ TEST(Layout, NoPieceBeginsInsideOfAGranule) {
   }
   LayoutParam odd{"odd", {3, 96}};
   odd.granule = 64;
-  EXPECT_NE(test::message_of<InvalidArgument>([&] {
+  EXPECT_NE(message_of<InvalidArgument>([&] {
               (void)ShardLayout::make({odd}, 2);
             }).find("granule 64 is not a power of 2 that divides a row"),
             std::string::npos);
