@@ -34,6 +34,22 @@ const CheckpointTensor* find(const CheckpointReader& reader, const Wanted& w) {
   return find_by_names(w, [&](const std::string& name) { return reader.find(w.section, name); });
 }
 
+// Returns the scales of state in 8 bits.
+StoredScales find_scales(const CheckpointReader& reader, const Wanted& w, const CheckpointTensor& t) {
+  if (w.section != Section::optim || !w.rests()) return {};
+  return scales_of(t, [&](const std::string& name) { return reader.find(w.section, name); });
+}
+
+bool equal_copies(CheckpointReader& reader, const Wanted& w, const CheckpointTensor& a,
+                  const CheckpointTensor& b) {
+  const StoredScales of_a = find_scales(reader, w, a), of_b = find_scales(reader, w, b);
+  if (of_a.tensor == nullptr || of_b.tensor == nullptr) return equal_values(reader, a, b, w.boxes());
+  std::vector<float> values[2];
+  read_codes(reader, a, of_a, w.boxes(), values[0]);
+  read_codes(reader, b, of_b, w.boxes(), values[1]);
+  return values[0] == values[1];
+}
+
 // Reads averages in the place of the weights that have one.
 void take_averages(const CheckpointReader& reader, const std::vector<Wanted>& all,
                    std::vector<FileParts>& parts) {
@@ -63,7 +79,7 @@ void require_equal_copies(CheckpointReader& reader, const std::vector<Wanted>& a
         return std::find(a.tied.begin(), a.tied.end(), b.name) != a.tied.end();
       };
       if (was_tied_to(*first, *other) || was_tied_to(*other, *first)) continue;
-      if (!equal_values(reader, *first, *other, w.boxes()))
+      if (!equal_copies(reader, w, *first, *other))
         throw InvalidArgument(
             fmt::format("'{}': '{}' and '{}' are one tensor in this model, and hold different values there: "
                         "these weights are not "
@@ -106,9 +122,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
     for (const Wanted& w : all) {
       const CheckpointTensor* const t = find(reader, w);
       parts.push_back({{t, whole_part(0, w.shape), {}}});
-      if (t != nullptr && w.rests() && size_of(t->dtype) == 1)
-        parts.back().front().scales =
-            scales_of(*t, [&](const std::string& name) { return reader.find(w.section, name); });
+      if (t != nullptr) parts.back().front().scales = find_scales(reader, w, *t);
     }
     if (options.averages) take_averages(reader, all, parts);
   });

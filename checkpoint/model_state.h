@@ -38,7 +38,7 @@ struct LoadOptions {
   /// left out; for changed routing.
   bool allow_new_state = false;
   /// Convert weights and state that the checkpoint has in another form (FullyShardOptions::master, OptimizerOptions::state_dtype):
-  /// to bf16 by rounding to nearest; counts of updates that only one form has start from zero. Without it a load of both model and
+  /// to bf16 and 8 bits by rounding to nearest; counts of updates that only one form has start from zero. Without it a load of both model and
   /// optimizer is refused. A load of the model alone always converts. f32 and split have one form in files.
   bool convert_forms = false;
   /// The same for changed models: parameters and buffers that the checkpoint lacks keep their present values,

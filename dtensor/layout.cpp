@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -35,12 +36,16 @@ void check(const std::vector<LayoutParam>& params, int world, const LayoutOption
 
 }  // namespace
 
-ShardLayout ShardLayout::make(std::vector<LayoutParam> params, int world, const LayoutOptions& options) {
+ShardLayout ShardLayout::make(std::vector<LayoutParam> params, int world, const LayoutOptions& given) {
+  LayoutOptions options = given;
+  for (const auto& p : params)
+    if (p.granule > 1 && options.align > 0 &&
+        options.align <= std::numeric_limits<int64_t>::max() / p.granule)
+      options.align = std::lcm(options.align, p.granule);
   check(params, world, options);
   ShardLayout l;
   l.params_ = std::move(params);
   l.options_ = options;
-  for (const auto& p : l.params_) l.options_.align = std::lcm(l.options_.align, p.granule);
   l.world_ = world;
   int64_t total = 0;
   for (const auto& p : l.params_) total += numel_of(p.shape);

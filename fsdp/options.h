@@ -48,7 +48,7 @@ struct FullyShardOptions {
   /// rounded values. Of no effect on ignored parameters.
   DType grad_dtype = DType::f32;
   /// Ranks' pieces end between the blocks of 8-bit state (kernels/quantize/quantize.h), which OptimizerOptions::state_dtype i8
-  /// needs. Slices become multiples of 256 elements, and norms and the like stand behind matrices.
+  /// needs. Slices become multiples of the largest block, and norms and the like stand behind matrices.
   bool whole_state_blocks = false;
   /// Layout of parameters. Under whole_param each CutClass::row parameter is stored on one rank, in separate
   /// buffers; all others are cut anywhere (ragged). Where weights are gathered for each use

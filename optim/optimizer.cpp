@@ -221,6 +221,10 @@ Tensor UpdateItem::make_state(Device& device, std::string_view key) const {
 RestState UpdateItem::make_state(Device& device, std::string_view key, StateCode code) const {
   if (state_dtype != DType::i8) return make_state(device, key);
   const int64_t count = param.shard_range().size(), block = param.state_block();
+  if (block == 0 || !windows)
+    throw InvalidArgument(
+        fmt::format("state '{}' of '{}' in 8 bits: {}", key, param.name(),
+                    block == 0 ? "its shape has no blocks; use bf16" : "UpdateItem::windows is null"));
   const RestState state(sherd::make_state(device, state_place, count, dtype_of(code), key),
                         sherd::make_state(device, state_place, count / block, DType::f32, key), code, block);
   windows->announce(state);

@@ -22,7 +22,7 @@ struct OptimizerOptions {
   double weight_decay = 0;
   /// dtype of elementwise state, f32, bf16 or i8: moments and momentum, but neither SOAP's factors nor counters. bf16 is rounded
   /// stochastically (kernels/rest/rest.h). i8: AdamW's moments, and Muon's and NorMuon's momentum in 8 bits with a scale for each block
-  /// (kernels/quantize/quantize.h), rounded in the same way; state of parameters without blocks (norms, small ones, odd rows), and
+  /// (kernels/quantize/quantize.h), second moments rounded stochastically, the others to nearest; state of parameters without blocks (norms, small ones, odd rows), and
   /// NorMuon's moments, in bf16. Requires FullyShardOptions::whole_state_blocks where ranks share parameters. Routing rules may override
   /// it (UpdateSettings).
   DType state_dtype = DType::f32;

@@ -23,7 +23,7 @@ constexpr int64_t kSlack = 8 * kAlign;
 
 /// Bounds of windows whose size is not given, and of their number in a step.
 constexpr int64_t kSmallest = int64_t{1} << 20, kLargest = int64_t{64} << 20,
-                  kLargestOnDevice = int64_t{8} << 20, kMostWindows = 1'000'000;
+                  kLargestOnDevice = int64_t{32} << 20, kMostWindows = 1'000'000;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -165,9 +165,10 @@ Tensor RestPass::open(const RestState& state, int64_t begin, int64_t count, bool
                                values.data<float>() + at,
                                run.count,
                                state.block,
+                               state.code,
                                is_rounded_to_nearest(state.code) ? Noise{} : run.noise};
-    read_[state.code].push_back(segment);
-    if (stored) written_[state.code].push_back(segment);
+    read_.push_back(segment);
+    if (stored) written_.push_back(segment);
   }
   return values;
 }
@@ -184,9 +185,9 @@ void RestPass::finish() { close(); }
 void RestPass::close() {
   const bool fetches = used_ > 0 && windows_->in_;
   if (fetches) compute_.wait(windows_->in_->record());
-  for (auto& [code, segments] : std::exchange(read_, {})) ops::dequantize(compute_, segments, code);
+  if (!read_.empty()) ops::dequantize(compute_, std::exchange(read_, {}));
   issue_();
-  for (auto& [code, segments] : std::exchange(written_, {})) ops::quantize(compute_, segments, code, skip_);
+  if (!written_.empty()) ops::quantize(compute_, std::exchange(written_, {}), skip_);
   if (!fetches) {
     used_ = 0;
     return;

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -25,7 +24,7 @@ namespace sherd {
 class RestWindows {
  public:
   /// @param bytes of a window: less where less passes, more where one piece needs it. 0: an eighth of what passes, from 1 to 64 MiB,
-  /// to 8 MiB where nothing is on the host (state in 8 bits then stays in a GPU's cache)
+  /// to 32 MiB where nothing is on the host (state in 8 bits then may stay in a GPU's cache)
   /// @throws InvalidArgument for fewer than 1024, else.
   RestWindows(Device& device, int64_t bytes);
   ~RestWindows();
@@ -121,7 +120,7 @@ class RestPass {
     Tensor rest, window;
   };
   std::vector<Stored> stored_;
-  std::map<StateCode, std::vector<BlockSegment>> read_, written_;  // in 8 bits
+  std::vector<BlockSegment> read_, written_;  // in 8 bits
 };
 
 /// Returns state at a place, zero. @param key as StateTensor::key

@@ -30,7 +30,7 @@ struct UpdateItem {
   DType state_dtype = DType::f32;
   /// Place of its state, likewise.
   Place state_place = Place::device;
-  /// Windows for state, master weights and low halves that are on the host; null where nothing of the optimizer is.
+  /// Windows for state in 8 bits, and for state, master weights and low halves on the host; null where the optimizer has none.
   std::shared_ptr<RestWindows> windows = {};
 
   /// Returns state for this rank's elements of it: zero, in its place, announced to the windows. In its dtype; the first function in

@@ -88,8 +88,9 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
         const auto scale = by_name.find({w.section, of});
         return scale == by_name.end() ? nullptr : scale->second;
       };
-      const StoredScales scales =
-          reads_codes && w.rests() ? scales_of(*at->second, find_scales) : StoredScales();
+      const StoredScales scales = reads_codes && w.section == Section::optim && w.rests()
+                                      ? scales_of(*at->second, find_scales)
+                                      : StoredScales();
       if (scales.tensor != nullptr) known.emplace(w.section, scales.tensor->name);
       compare(w, *at->second, scales);
       found = true;
@@ -120,17 +121,20 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
 
 void Comparison::compare(const Wanted& w, const CheckpointTensor& t, const StoredScales& scales) {
   const bool f32 = w.rests() || w.local.dtype() == DType::f32;
+  // Dicts have the values of codes.
+  const DType run = w.rest.quantized() && !reads_codes_ ? DType::f32 : w.dtype();
   std::vector<std::string>& other = w.section == Section::model ? other_ : other_state_;
   if (t.shape != w.shape) {
     other.push_back(fmt::format("'{}' has shape {} where the run has {}", t.name, to_string(t.shape),
                                 to_string(w.shape)));
   } else if (f32 && !widens_to_f32(t.dtype) && scales.tensor == nullptr) {
     const bool codes = reads_codes_ && size_of(t.dtype) == 1 && w.section == Section::optim;
-    other.push_back(fmt::format("'{}' is {}{}: only f32, bf16 and f16 are read", t.name, name_of(t.dtype),
-                                codes ? " without scales" : ""));
-  } else if (w.rests() && t.dtype != w.dtype() && options_.optimizer) {
-    ++forms_[{t.dtype, w.dtype()}];
-    first_form_.emplace(std::pair(t.dtype, w.dtype()), t.name);
+    other.push_back(
+        codes ? fmt::format("'{}' is {} without f32 scales for blocks of its rows", t.name, name_of(t.dtype))
+              : fmt::format("'{}' is {}: only f32, bf16 and f16 are read", t.name, name_of(t.dtype)));
+  } else if (w.rests() && t.dtype != run && options_.optimizer) {
+    ++forms_[{t.dtype, run}];
+    first_form_.emplace(std::pair(t.dtype, run), t.name);
   } else if (!f32 && t.dtype != w.local.dtype()) {
     other.push_back(fmt::format("'{}' is {} where the run's buffer is {}", t.name, name_of(t.dtype),
                                 name_of(w.local.dtype())));
@@ -171,7 +175,7 @@ void Comparison::require_fit() const {
     if (problems.empty() && !other_state && !counts.empty() && !options_.convert_forms &&
         !options_.allow_new_state)
       problems.push_back(
-          fmt::format("only one of checkpoint and run has weights or momentum in bf16 of '{}' {}",
+          fmt::format("only one of checkpoint and run has weights or momentum in 16 or 8 bits of '{}' {}",
                       printable(counts.front()), remedy));
     // Another form has other counts, which say nothing about the routing.
     if (problems.size() == others && !options_.allow_new_state) {

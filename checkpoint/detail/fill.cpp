@@ -121,7 +121,9 @@ void fill(ShardRuntime& runtime, Agreement* ranks, const std::vector<Wanted>& al
       const bool state = all[i].section == Section::optim;
       if (state) model_is_whole();
       fills_model = fills_model || !state;
-      if (!take(i) && state && !all[i].averages_weights) ops::fill(stream, all[i].local, 0);
+      if (take(i) || !state || all[i].averages_weights) continue;
+      ops::fill(stream, all[i].local, 0);
+      if (all[i].rest.quantized()) ops::fill(stream, all[i].rest.scales, 0);
     }
     model_is_whole();
   };

@@ -107,20 +107,24 @@ Tensor Wanted::f32_values(Stream& stream) const {
   const Tensor values =
       Tensor::empty(stream.device(), {local.numel()}, DType::f32, MemoryClass::scratch, "fp32 state");
   const BlockSegment segment = segment_of(0, values);
-  ops::dequantize(stream, {&segment, 1}, rest.code);
+  ops::dequantize(stream, {&segment, 1});
   return values;
 }
 
 BlockSegment Wanted::segment_of(int64_t begin, const Tensor& values) const {
-  return {static_cast<uint8_t*>(local.raw()) + begin, rest.scales.data<float>() + begin / rest.block,
-          values.data<float>(), values.numel(), rest.block};
+  return {static_cast<uint8_t*>(local.raw()) + begin,
+          rest.scales.data<float>() + begin / rest.block,
+          values.data<float>(),
+          values.numel(),
+          rest.block,
+          rest.code};
 }
 
 void Wanted::store(Stream& stream, int64_t at, const Tensor& from) const {
   const int64_t end = at + from.numel();
   if (rest.quantized()) {
     const BlockSegment segment = segment_of(at, from);
-    return ops::quantize(stream, {&segment, 1}, rest.code);
+    return ops::quantize(stream, {&segment, 1});
   }
   ops::write_weights(stream, local.flat(at, end), low.defined() ? low.flat(at, end) : low, from);
 }

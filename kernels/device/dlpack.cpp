@@ -30,15 +30,15 @@ DLDataType code_of(DType t) {
       return {kDLInt, bits, 1};
     case DType::u8:
       return {kDLUInt, bits, 1};
-    case DType::f8_e4m3:
-      return {kDLFloat8_e4m3fn, bits, 1};
+    case DType::f8_e4m3:  // since version 1.1
+      break;
   }
-  throw InvalidArgument("to_dlpack: a dtype that DLPack does not have");
+  throw InvalidArgument("to_dlpack: a dtype that DLPack 1.0 does not have");
 }
 
 std::optional<DType> dtype_from(DLDataType given) {
-  for (const DType t : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64, DType::u8,
-                        DType::i8, DType::f8_e4m3}) {
+  for (const DType t :
+       {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64, DType::u8, DType::i8}) {
     const DLDataType code = code_of(t);
     if (code.code == given.code && code.bits == given.bits && code.lanes == given.lanes) return t;
   }

@@ -62,8 +62,8 @@ void quantize_piece(const BlockSegment& s, int64_t b, int64_t e) {
 
 void quantize(ExecutionContext& ctx, const BlockArgs& a) {
   if (a.skip && *a.skip != 0) return;
-  with_code(a.code, [&](auto code) {
-    for_blocks(ctx, a, [](const BlockSegment& s, int64_t b, int64_t e) {
+  for_blocks(ctx, a, [](const BlockSegment& s, int64_t b, int64_t e) {
+    with_code(s.code, [&](auto code) {
       if (s.noise.count != nullptr) return quantize_piece<decltype(code)::value, true>(s, b, e);
       quantize_piece<decltype(code)::value, false>(s, b, e);
     });
@@ -71,8 +71,8 @@ void quantize(ExecutionContext& ctx, const BlockArgs& a) {
 }
 
 void dequantize(ExecutionContext& ctx, const BlockArgs& a) {
-  with_code(a.code, [&](auto code) {
-    for_blocks(ctx, a, [](const BlockSegment& s, int64_t b, int64_t e) {
+  for_blocks(ctx, a, [](const BlockSegment& s, int64_t b, int64_t e) {
+    with_code(s.code, [&](auto code) {
       for (int64_t first = b; first < e; first += s.block) {
         const float scale = s.scales[first / s.block];
         const uint8_t* const from = s.codes + first;

@@ -11,7 +11,7 @@
 namespace sherd::cuda {
 namespace {
 
-constexpr int kThreads = 256, kBatch = 40;
+constexpr int kThreads = 256, kBatch = 32;  // segments of a launch
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 struct Blocks {
@@ -21,24 +21,25 @@ struct Blocks {
 };
 
 __device__ uint32_t float8_code(float y, uint32_t noise) {
-  const uint32_t u = __float_as_uint(y);
+  const uint32_t u = __float_as_uint(y) & 0x7fffffffu;
   const float small = y < 0x1p-6f ? y : 0.0f;
   const float sum = __fadd_rn(__fmul_rn(small, 512.0f), __fmul_rn(static_cast<float>(noise), 0x1p-16f));
   const uint32_t code =
       u < 0x3c800000u ? static_cast<uint32_t>(static_cast<int32_t>(sum)) : ((u + (noise << 4)) >> 20) - 960;
-  return code < 126 ? code : 126;
+  return y <= 447.9f ? code : 126;
 }
 
 /// Same as quantized() and dequantized() of quantize.h.
 template <StateCode kCode>
 __device__ uint8_t code_of(float v, float inverse, uint32_t noise) {
   if constexpr (kCode == StateCode::linear) {
-    const float t = __fadd_rn(__fmul_rn(fabsf(v), inverse), __fmul_rn(static_cast<float>(noise), 0x1p-16f));
-    const auto c = static_cast<int32_t>(t < 127.0f ? t : 127.0f);
+    const float y = __fmul_rn(fabsf(v), inverse);
+    const float t = __fadd_rn(y, __fmul_rn(static_cast<float>(noise), 0x1p-16f));
+    const auto c = static_cast<int32_t>(y <= 126.99f ? t : 127.0f);
     return static_cast<uint8_t>(v < 0 ? -c : c);
   } else if constexpr (kCode == StateCode::floating) {
     return static_cast<uint8_t>(float8_code(__fmul_rn(fabsf(v), inverse), noise) |
-                                (__float_as_uint(v) >> 24 & 0x80u));
+                                (v == v ? __float_as_uint(v) >> 24 & 0x80u : 0));
   } else {
     const uint32_t c = float8_code(__fmul_rn(__fsqrt_rn(v), inverse), noise);
     return static_cast<uint8_t>(c == 0 && v > 0 ? 1 : c);
@@ -99,7 +100,19 @@ __device__ void dequantize_block(const BlockSegment& s, int64_t block, int lane)
   store(s.values, first, v);
 }
 
-template <StateCode kCode, bool kQuantizes>
+/// Calls f(std::integral_constant<int, elements of a lane>).
+template <class F>
+__device__ void with_lane(int64_t block, F f) {
+  if (block == 256) {
+    f(std::integral_constant<int, 8>{});
+  } else if (block == 128) {
+    f(std::integral_constant<int, 4>{});
+  } else {
+    f(std::integral_constant<int, 2>{});
+  }
+}
+
+template <bool kQuantizes>
 __global__ void __launch_bounds__(kThreads)
     over_blocks(const __grid_constant__ Blocks batch, const int64_t* skip) {
   if (skip != nullptr && *skip != 0) return;
@@ -109,19 +122,21 @@ __global__ void __launch_bounds__(kThreads)
        i += int64_t{gridDim.x} * kThreads / 32) {
     while (batch.before[at + 1] <= i) ++at;
     const BlockSegment& s = batch.segments[at];
-    const auto run = [&]<int N>(std::integral_constant<int, N>) {
-      if constexpr (kQuantizes) {
-        quantize_block<kCode, N>(s, i - batch.before[at], lane);
-      } else {
-        dequantize_block<kCode, N>(s, i - batch.before[at], lane);
-      }
+    const auto run = [&]<StateCode kCode>(std::integral_constant<StateCode, kCode>) {
+      with_lane(s.block, [&]<int N>(std::integral_constant<int, N>) {
+        if constexpr (kQuantizes) {
+          quantize_block<kCode, N>(s, i - batch.before[at], lane);
+        } else {
+          dequantize_block<kCode, N>(s, i - batch.before[at], lane);
+        }
+      });
     };
-    if (s.block == 256) {
-      run(std::integral_constant<int, 8>{});
-    } else if (s.block == 128) {
-      run(std::integral_constant<int, 4>{});
+    if (s.code == StateCode::linear) {
+      run(std::integral_constant<StateCode, StateCode::linear>{});
+    } else if (s.code == StateCode::floating) {
+      run(std::integral_constant<StateCode, StateCode::floating>{});
     } else {
-      run(std::integral_constant<int, 2>{});
+      run(std::integral_constant<StateCode, StateCode::square_root>{});
     }
   }
 }
@@ -132,11 +147,8 @@ void run(ExecutionContext& context, const BlockArgs& a) {
   const auto flush = [&] {
     const int64_t blocks = batch.before[batch.count];
     if (blocks > 0)
-      with_code(a.code, [&](auto code) {
-        launch(context, kQuantizes ? "quantize" : "dequantize",
-               over_blocks<decltype(code)::value, kQuantizes>,
-               Grid{dim3(blocks_of(blocks, kThreads / 32, 132 * 16)), dim3(kThreads)}, batch, a.skip);
-      });
+      launch(context, kQuantizes ? "quantize" : "dequantize", over_blocks<kQuantizes>,
+             Grid{dim3(blocks_of(blocks, kThreads / 32, 132 * 16)), dim3(kThreads)}, batch, a.skip);
     batch.count = 0;
   };
   for (const BlockSegment& s : a.segments) {

@@ -6,7 +6,8 @@ namespace sherd {
 
 Work work_of(const Device&, const BlockArgs& a) {
   int64_t bytes = 0;
-  for (const BlockSegment& s : a.segments) bytes += 5 * s.count + 4 * (s.count / s.block);
+  for (const BlockSegment& s : a.segments)
+    if (s.count > 0) bytes += 5 * s.count + 4 * (s.count / s.block);
   return {.bytes = bytes};
 }
 
@@ -18,8 +19,7 @@ using namespace door;
 
 namespace {
 
-BlockArgs checked(const char* op, std::span<const BlockSegment> segments, StateCode code,
-                  const Tensor& skip) {
+BlockArgs checked(const char* op, std::span<const BlockSegment> segments, const Tensor& skip) {
   Check check(op);
   check_skip(check, skip);
   check_counts(check, segments);
@@ -38,19 +38,19 @@ BlockArgs checked(const char* op, std::span<const BlockSegment> segments, StateC
                fmt::format("segment {}: its noise does not begin with a block of {}", i, s.block));
   }
   check.done();
-  return {{segments.begin(), segments.end()}, code, pointer<int64_t>(skip)};
+  return {{segments.begin(), segments.end()}, pointer<int64_t>(skip)};
 }
 
 }  // namespace
 
-void quantize(Stream& s, std::span<const BlockSegment> segments, StateCode code, const Tensor& skip) {
+void quantize(Stream& s, std::span<const BlockSegment> segments, const Tensor& skip) {
   queue(s, {"quantize", WorkKind::optimizer}, kernels<QuantizeKernels>(s).quantize,
-        checked("quantize", segments, code, skip));
+        checked("quantize", segments, skip));
 }
 
-void dequantize(Stream& s, std::span<const BlockSegment> segments, StateCode code) {
+void dequantize(Stream& s, std::span<const BlockSegment> segments) {
   queue(s, {"dequantize", WorkKind::optimizer}, kernels<QuantizeKernels>(s).dequantize,
-        checked("dequantize", segments, code, {}));
+        checked("dequantize", segments, {}));
 }
 
 }  // namespace sherd::ops

@@ -2,7 +2,7 @@
 // holds for all operations.
 //
 // Blocks follow the parameter's shape alone (state_block()), so no rank, layout or strategy changes which elements share a
-// scale. Rounding is stochastic, its noise that of rest.h.
+// scale. Values that are read back and rounded to nearest again have the same codes and scales.
 #pragma once
 
 #include <bit>
@@ -59,15 +59,15 @@ constexpr BlockScale block_scale(StateCode code, float largest) {
 /// Noise with which quantized() rounds to nearest, ties away from zero.
 inline constexpr uint16_t kToNearest = 0x8000;
 
-/// Returns the magnitude code of y >= 0, in units of the scale, rounded as rounded() of rest.h rounds to bf16. NaN has the largest
-/// code.
+/// Returns the magnitude code of y >= 0, in units of the scale, rounded as rounded() of rest.h rounds to bf16. A block's largest
+/// value, which division may leave below the top, and NaN have the largest code.
 constexpr uint32_t float8_code(float y, uint16_t noise) {
-  const auto u = std::bit_cast<uint32_t>(y);
+  const uint32_t u = std::bit_cast<uint32_t>(y) & 0x7fffffffu;  // of the root of -0, too
   const float small = y < 0x1p-6f ? y : 0.0f;
   const uint32_t low = static_cast<uint32_t>(
                      static_cast<int32_t>(small * 512 + static_cast<float>(noise) * 0x1p-16f)),
-                 high = ((u + (uint32_t{noise} << 4)) >> 20) - 960, code = u < 0x3c800000u ? low : high;
-  return code < 126 ? code : 126;
+                 high = ((u + (uint32_t{noise} << 4)) >> 20) - 960;
+  return y <= 447.9f ? (u < 0x3c800000u ? low : high) : 126;
 }
 constexpr float float8_value(uint32_t code) {
   return code < 8 ? static_cast<float>(static_cast<int32_t>(code)) * 0x1p-9f
@@ -78,12 +78,12 @@ constexpr float float8_value(uint32_t code) {
 template <StateCode kCode>
 uint8_t quantized(float v, float inverse, uint16_t noise) {
   if constexpr (kCode == StateCode::linear) {
-    const float t = std::abs(v) * inverse + static_cast<float>(noise) * 0x1p-16f;
-    const auto c = static_cast<int32_t>(t < 127.0f ? t : 127.0f);
+    const float y = std::abs(v) * inverse, t = y + static_cast<float>(noise) * 0x1p-16f;
+    const auto c = static_cast<int32_t>(y <= 126.99f ? t : 127.0f);
     return static_cast<uint8_t>(v < 0 ? -c : c);
   } else if constexpr (kCode == StateCode::floating) {
     return static_cast<uint8_t>(float8_code(std::abs(v) * inverse, noise) |
-                                (std::bit_cast<uint32_t>(v) >> 24 & 0x80u));
+                                (v == v ? std::bit_cast<uint32_t>(v) >> 24 & 0x80u : 0));
   } else {
     const uint32_t c = float8_code(std::sqrt(v) * inverse, noise);
     return static_cast<uint8_t>(c == 0 && v > 0 ? 1 : c);
@@ -107,13 +107,13 @@ struct BlockSegment {
   float* values = nullptr;
   int64_t count = 0;  // elements
   int64_t block = 0;
+  StateCode code = StateCode::linear;
   /// Without a count quantize() rounds to nearest.
   Noise noise = {};
 };
 
 struct BlockArgs {
   std::vector<BlockSegment> segments;
-  StateCode code = StateCode::linear;
   const int64_t* skip = nullptr;
 };
 
@@ -134,9 +134,9 @@ namespace ops {
 /// Codes and scales receive `values`, unless skip (i64 [1], may be undefined) is other than 0. The noise is NoiseUse::first_state
 /// of linear and floating codes, second_state of square_root.
 /// @throws ShapeMismatch naming every segment that lacks a pointer, or whose elements or noise do not begin and end with blocks.
-void quantize(Stream& s, std::span<const BlockSegment> segments, StateCode code, const Tensor& skip = {});
+void quantize(Stream& s, std::span<const BlockSegment> segments, const Tensor& skip = {});
 /// `values` receive what codes and scales say.
-void dequantize(Stream& s, std::span<const BlockSegment> segments, StateCode code);
+void dequantize(Stream& s, std::span<const BlockSegment> segments);
 
 }  // namespace ops
 

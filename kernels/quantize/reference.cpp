@@ -16,8 +16,8 @@ float largest_of(const float* values, int64_t count) {
 
 void quantize(ExecutionContext&, const BlockArgs& a) {
   if (a.skip && *a.skip != 0) return;
-  with_code(a.code, [&](auto code) {
-    for (const BlockSegment& s : a.segments)
+  for (const BlockSegment& s : a.segments)
+    with_code(s.code, [&](auto code) {
       for (int64_t first = 0; first < s.count; first += s.block) {
         const BlockScale scale = block_scale(code, largest_of<code()>(s.values + first, s.block));
         s.scales[first / s.block] = scale.scale;
@@ -25,15 +25,15 @@ void quantize(ExecutionContext&, const BlockArgs& a) {
           s.codes[i] = quantized<code()>(s.values[i], scale.inverse,
                                          s.noise.count ? noise_at(s.noise, i, use_of(code)) : kToNearest);
       }
-  });
+    });
 }
 
 void dequantize(ExecutionContext&, const BlockArgs& a) {
-  with_code(a.code, [&](auto code) {
-    for (const BlockSegment& s : a.segments)
+  for (const BlockSegment& s : a.segments)
+    with_code(s.code, [&](auto code) {
       for (int64_t i = 0; i < s.count; ++i)
         s.values[i] = dequantized<code()>(s.codes[i], s.scales[i / s.block]);
-  });
+    });
 }
 
 }  // namespace

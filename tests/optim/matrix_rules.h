@@ -270,9 +270,13 @@ inline void add_everything(OwnedValues& all, const std::vector<Parameter>& param
     Tensor values = t.local;
     if (t.scales.defined()) {
       values = Tensor::empty(s.device(), {t.local.numel()}, DType::f32, "test");
-      const BlockSegment segment{static_cast<uint8_t*>(t.local.raw()), t.scales.data<float>(),
-                                 values.data<float>(), values.numel(), t.block};
-      ops::dequantize(s, {&segment, 1}, t.code);
+      const BlockSegment segment{static_cast<uint8_t*>(t.local.raw()),
+                                 t.scales.data<float>(),
+                                 values.data<float>(),
+                                 values.numel(),
+                                 t.block,
+                                 t.code};
+      ops::dequantize(s, {&segment, 1});
     }
     all.add(t.param, t.param.name() + " " + t.key, whole(t.param, values, s));
   }

@@ -317,14 +317,22 @@ TEST(TorchValues, WeightsWithoutFp32Masters) {
     });
 }
 
+/// A matrix with blocks of 8-bit state.
+struct WideImpl : torch::nn::Module {
+  WideImpl() { register_module("linear", linear); }
+  torch::Tensor forward(const torch::Tensor& x) { return linear(x); }
+  torch::nn::Linear linear{64, 130};
+};
+TORCH_MODULE(Wide);
+
 TEST(TorchValues, StateIn8Bits) {
   torch::manual_seed(7);
-  torch::nn::Sequential first(torch::nn::Linear(64, 130));
+  Wide first;
   launch(3, [&](RankContext& rank) {
     sherd::Stream& stream = rank.device->compute();
     std::vector<float> before;
     for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads_params}) {
-      torch::nn::Sequential model(torch::nn::Linear(64, 130));
+      Wide model;
       copy_weights(*first, *model);
       FullyShardOptions o;
       o.strategy = strategy;
@@ -333,7 +341,7 @@ TEST(TorchValues, StateIn8Bits) {
       sherd::torch::fully_shard<torch::nn::LinearImpl>(*model, mesh_of(rank), o);
       sherd::torch::Optimizer optimizer(*model, {.state_dtype = sherd::DType::i8});
       for (int step = 0; step < 3; ++step) {
-        model->forward(random({4, 64}, rank.world->rank())).square().mean().backward();
+        model(random({4, 64}, rank.world->rank())).square().mean().backward();
         optimizer.step(0.01);
       }
       const sherd::Parameter weight = sherd::torch::root_of(*model).named_parameters().front().second;

@@ -12,8 +12,7 @@ enum DLDataTypeCode : uint8_t {
   kDLFloat = 2,
   kDLBfloat = 4,
   kDLComplex = 5,
-  kDLBool = 6,
-  kDLFloat8_e4m3fn = 10
+  kDLBool = 6
 };
 
 struct DLPackVersion {
