@@ -319,14 +319,26 @@ def example():
                         'blocks').rstrip().replace('\n', '\n    ')
 
 
+def indented(text):
+    return '    ' + text.rstrip().replace('\n', '\n    ').replace('\n    \n', '\n\n')
+
+
+def search():
+    return indented(run(BIN / 'sherd', 'plan', *LLAMA.split(), '--world', 8, '--batch', 16, '--search', '--keep-bits'))
+
+
+def kimi_search():
+    return indented(run(BIN / 'sherd', 'plan', *'--preset kimi-k2 --hardware b200 --world 256 --batch 1024 --search'.split()))
+
+
 def sweep():
     return '    ' + run(BIN / 'sherd', 'plan', *'--preset llama3-70b --hardware h100 --optimizer muon --recompute blocks --sweep '
                         'world=64..65536 --svg'.split(), ROOT / 'docs/plan_sweep.svg').rstrip().replace('\n', '\n    ')
 
 
 def main():
-    tables = {'example': example, 'flops': flops, 'memory': memory, 'megatron': megatron, 'llmq': llmq, 'automodel': automodel, 'published time': published_time, 'sweep': sweep,
-              'h200': h200, 'kimi': kimi, 'kimi published': kimi_published}
+    tables = {'example': example, 'search': search, 'kimi search': kimi_search, 'flops': flops, 'memory': memory, 'megatron': megatron, 'llmq': llmq, 'automodel': automodel,
+              'published time': published_time, 'sweep': sweep, 'h200': h200, 'kimi': kimi, 'kimi published': kimi_published}
     if '--time' in sys.argv:
         tables['time'] = time_here
     for page in (ROOT / 'docs/planning.md', ROOT / 'docs/kimi-k2.md'):

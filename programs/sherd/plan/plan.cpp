@@ -1,7 +1,6 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <set>
 
 #include <fmt/format.h>
 
@@ -14,24 +13,6 @@ namespace sherd::tools {
 namespace {
 
 using train_gpt::Forecast;
-
-/// Worlds up to here have all their ranks planned.
-constexpr int64_t kAll = 8;
-
-train_gpt::ForecastOptions options_of(const PlanRequest& r) {
-  const bool gpu = r.config.device == DeviceKind::cuda;
-  train_gpt::ForecastOptions options{.ranks_per_host = r.hardware.ranks_per_host};
-  // Scratch memory of the kernels of GPUs is not known here.
-  options.device = {.device = {.kernels = gpu ? KernelSet::reference : r.config.kernels,
-                               .threads = static_cast<int>(r.config.threads)},
-                    .total_memory = gpu ? r.hardware.memory_bytes : 0,
-                    .communicator_bytes = gpu ? r.hardware.communicator_bytes : 0};
-  if (r.listed)
-    options.build = [listed = r.listed](const train_gpt::TrainConfig&, const nn::TensorParallel&,
-                                        const nn::ExpertParallel&,
-                                        const nn::ContextParallel&) { return listed_model(*listed); };
-  return options;
-}
 
 /// The run of a stage between the first and the last of a pipeline: blocks alone, those with experts where there are some.
 /// Embedding and head have one token on each tensor-parallel rank.
@@ -68,22 +49,6 @@ void take_model(Plan& plan, const PlanRequest& r, const Forecast& first) {
   plan.flops_per_token = training_flops(work, r.config.seq);
 }
 
-/// Further ranks, once the first one's plan is known.
-std::set<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks which) {
-  std::set<int> ranks;
-  const std::vector<double>& cost = first.newton_schulz_cost;
-  // A team of fewer ranks than the world has does not say which of the world's they are.
-  if (std::ssize(cost) == world) {
-    ranks.insert(static_cast<int>(std::ranges::max_element(cost) - cost.begin()));
-    if (which == PlannedRanks::several)
-      ranks.insert(static_cast<int>(std::ranges::min_element(cost) - cost.begin()));
-  }
-  if (which == PlannedRanks::several)
-    for (int64_t r = world <= kAll ? 1 : world - 1; r < world; ++r) ranks.insert(static_cast<int>(r));
-  ranks.erase(0);
-  return ranks;
-}
-
 /// Bytes that a stage keeps of a microbatch between its forward and its backward: with recomputation the blocks' inputs.
 int64_t kept_activations(const train_gpt::TrainConfig& stage, const RankForecast& rank) {
   if (stage.recompute == train_gpt::Recompute::none) return rank.by_class.at("activation");
@@ -110,8 +75,23 @@ void add_pipeline(const PlanRequest& r, RankForecast& rank, StepTime& time) {
 
 }  // namespace
 
+train_gpt::ForecastOptions forecast_options(const PlanRequest& r) {
+  const bool gpu = r.config.device == DeviceKind::cuda;
+  train_gpt::ForecastOptions options{.ranks_per_host = r.hardware.ranks_per_host};
+  // Scratch memory of the kernels of GPUs is not known here.
+  options.device = {.device = {.kernels = gpu ? KernelSet::reference : r.config.kernels,
+                               .threads = static_cast<int>(r.config.threads)},
+                    .total_memory = gpu ? r.hardware.memory_bytes : 0,
+                    .communicator_bytes = gpu ? r.hardware.communicator_bytes : 0};
+  if (r.listed)
+    options.build = [listed = r.listed](const train_gpt::TrainConfig&, const nn::TensorParallel&,
+                                        const nn::ExpertParallel&,
+                                        const nn::ContextParallel&) { return listed_model(*listed); };
+  return options;
+}
+
 Plan make_plan(const PlanRequest& r, PlannedRanks which) {
-  const train_gpt::ForecastOptions options = options_of(r);
+  const train_gpt::ForecastOptions options = forecast_options(r);
   const train_gpt::TrainConfig stage = stage_of(r);
   Plan plan;
   const auto take = [&](Forecast f) {
@@ -123,7 +103,7 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
   };
   Forecast first = train_gpt::forecast(stage, 0, options);
   take_model(plan, r, first);
-  const std::set<int> further = further_ranks(first, r.config.ranks, which);
+  const std::vector<int> further = train_gpt::further_ranks(first, r.config.ranks, which);
   take(std::move(first));
   for (const int rank : further) take(train_gpt::forecast(stage, rank, options));
   std::ranges::stable_sort(plan.ranks, std::greater<>(), &RankForecast::peak_bytes);
@@ -135,13 +115,13 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
   if (const auto peak = r.hardware.dense_peak(r.config.precision, r.config.tf32))
     plan.mfu = plan.flops_per_s / *peak;
   const RankForecast& most = plan.most_loaded();
-  plan.fits = most.peak_bytes + most.by_class.at("slack") <= r.hardware.memory_bytes;
+  plan.fits = most.peak_bytes + most.by_class.at("slack") <= r.memory_bytes();
   plan.notes = r.notes;
   return plan;
 }
 
 std::string predicted_trace(const PlanRequest& r) {
-  const Forecast f = train_gpt::forecast(stage_of(r), 0, options_of(r));
+  const Forecast f = train_gpt::forecast(stage_of(r), 0, forecast_options(r));
   Timeline timeline{.title = "predicted step", .marks = {{"step", 0}}};
   (void)play(f.rank.record, r.hardware, &timeline.records);
   return chrome_trace(timeline);

@@ -12,6 +12,7 @@
 
 #include "listed_model.h"
 #include "train_gpt/run/forecast.h"
+#include "train_gpt/run/search.h"
 #include "train_gpt/settings/train_config.h"
 
 namespace sherd::tools {
@@ -22,7 +23,13 @@ struct PlanRequest {
   HardwareProfile hardware;
   std::shared_ptr<const ListedModel> listed = {};  // of which a list of parameters is known alone
   int pipeline = 1;
-  std::vector<std::string> notes = {};  // what the plan assumes, a line each
+  train_gpt::Constraints constraints = {};  // of a search: what the flags fix, and the memory limit
+  std::vector<std::string> notes = {};      // what the plan assumes, a line each
+
+  /// Bytes that a rank may take.
+  int64_t memory_bytes() const {
+    return constraints.memory_bytes > 0 ? constraints.memory_bytes : hardware.memory_bytes;
+  }
 };
 
 struct Plan {
@@ -39,9 +46,10 @@ struct Plan {
   const RankForecast& most_loaded() const { return ranks.front(); }
 };
 
-/// Ranks to plan besides the first and the last: those with the most and the least Newton-Schulz work. few: the first
-/// and the one with the most alone.
-enum class PlannedRanks { several, few };
+using train_gpt::PlannedRanks;
+
+/// The dry device and the model of the request's forecasts.
+train_gpt::ForecastOptions forecast_options(const PlanRequest& request);
 
 /// @throws as train_gpt::forecast().
 [[nodiscard]] Plan make_plan(const PlanRequest& request, PlannedRanks which = PlannedRanks::several);

@@ -14,6 +14,7 @@
 #include "measure.h"
 #include "plan_compare.h"
 #include "plan_report.h"
+#include "plan_search.h"
 #include "plan_smaller.h"
 #include "plan_sweep.h"
 
@@ -43,6 +44,7 @@ nothing.
 
   sherd plan --preset llama3-8b --world 8 --hardware h100 --seq 8192 --recompute blocks
   sherd plan --preset kimi-k2 --world 256 --hardware b200 --expert-parallel 32 --compare
+  sherd plan --preset llama3-8b --world 8 --hardware h100 --seq 8192 --batch 16 --search
 
 Exit codes: 0; 1 for a plan that failed; 2 for flags and files that cannot be used.
 
@@ -66,11 +68,20 @@ CLI::App* PlanCommand::add_to(CLI::App& app) {
       ->type_name("PATH");
   sub->add_flag("--compare", compare,
                 "plan all strategies, layouts and Muon modes, the fastest that fits first");
+  sub->add_flag(
+      "--search", flags.search,
+      "find the fastest run that fits: all of tp, context, expert-parallel, replicas, outer, strategy, "
+      "grad-accum, recompute, layout, prefetch, muon-mode, muon-working, master, state-dtype, grad-dtype and "
+      "offload that is not given");
+  sub->add_option("--max-tp", flags.max_tp, "with --search: most tensor-parallel ranks; 0: ranks of a host")
+      ->type_name("N")
+      ->check(whole_number(0, 1024));
+  sub->add_flag("--keep-bits", flags.keep_bits, "with --search: change nothing that changes the run's bits");
   sub->add_option("--sweep", sweep,
                   "plan over the number of ranks, doubled from the first to the last, e.g. "
                   "world=8..65536")
       ->type_name("RANGE");
-  sub->add_option("--svg", svg, "with --sweep: file for a picture of it")->type_name("FILE");
+  sub->add_option("--svg", svg, "with --sweep or --search: file for a picture of it")->type_name("FILE");
   sub->add_option("--trace", trace, "file for rank 0's predicted step, for ui.perfetto.dev")
       ->type_name("FILE");
   sub->add_option("--measure", measure,
@@ -91,7 +102,9 @@ int PlanCommand::run(std::ostream& out, std::ostream& err) {
   try {
     request = parse_plan(flags);
     if (!sweep.empty()) range_ = parse_sweep(sweep);
-    if (!svg.empty() && sweep.empty()) throw InvalidArgument("--svg: a picture of --sweep; give both");
+    if (!svg.empty() && sweep.empty() && !flags.search)
+      throw InvalidArgument("--svg: a picture of --sweep or --search; give one of them");
+    if (flags.search) found_ = search_plans(request);
   } catch (const InvalidArgument& e) {
     err << "sherd plan: " << printable_lines(e.what()) << "\n";
     return kUsage;
@@ -107,6 +120,11 @@ int PlanCommand::run(std::ostream& out, std::ostream& err) {
 }
 
 void PlanCommand::print_json(const PlanRequest& request, std::ostream& out) const {
+  if (found_) {
+    if (!svg.empty()) write_text(svg, draw_search(request, *found_));
+    out << search_json(*found_).dump(2) << "\n";
+    return;
+  }
   nlohmann::ordered_json object = plan_json(request, make_plan(request));
   if (compare) object["candidates"] = candidates_json(compare_plans(request));
   out << object.dump(2) << "\n";
@@ -117,6 +135,11 @@ void PlanCommand::print_tables(const PlanRequest& request, std::ostream& out) co
     const std::vector<SweepPoint> points = sweep_plans(request, *range_);
     out << sweep_table(points);
     if (!svg.empty()) write_text(svg, draw_sweep(request, points));
+    return;
+  }
+  if (found_) {
+    if (!svg.empty()) write_text(svg, draw_search(request, *found_));
+    out << search_table(request, *found_);
     return;
   }
   const Plan plan = make_plan(request);

@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "plan_flags.h"
+#include "plan_search.h"
 #include "plan_sweep.h"
 
 namespace sherd::tools {
@@ -28,6 +29,7 @@ struct PlanCommand {
 
   const CLI::App* app_ = nullptr;
   std::optional<Sweep> range_;
+  std::optional<PlanSearch> found_;
 };
 
 }  // namespace sherd::tools

@@ -43,7 +43,7 @@ std::string reason(const Candidate& first, const Candidate& c) {
   if (!c.plan.fits && c.plan.time.total == 0) return "does not fit: more bytes than a process can address";
   if (!c.plan.fits)
     return fmt::format("does not fit: {}{} of {}", c.without_optimizer ? "without the optimizer " : "",
-                       bytes_text(held(c.plan)), bytes_text(c.request.hardware.memory_bytes));
+                       bytes_text(held(c.plan)), bytes_text(c.request.memory_bytes()));
   if (&c == &first || c.plan.time.total <= first.plan.time.total) return "fastest that fits";
   return slower(first.plan.time, c.plan.time);
 }
@@ -93,7 +93,7 @@ std::optional<Plan> plan_without_optimizer(PlanRequest r) {
   plan.time.total -= std::exchange(plan.time.optimizer, 0);
   for (double* rate : {&plan.tokens_per_s, &plan.flops_per_s, plan.mfu ? &*plan.mfu : nullptr})
     if (rate != nullptr) *rate *= with / plan.time.total;
-  plan.fits = held(plan) <= r.hardware.memory_bytes;
+  plan.fits = held(plan) <= r.memory_bytes();
   return plan.fits ? std::nullopt : std::optional(std::move(plan));
 }
 

@@ -8,6 +8,7 @@
 
 #include <sherd/base/error.h>
 #include <sherd/nn/models/presets.h>
+#include <sherd/train/settings/fields.h>
 
 #include "train_gpt/model/model_source.h"
 #include "train_gpt/rules/parse_config.h"
@@ -192,9 +193,32 @@ std::string aliases_help() {
   return text;
 }
 
+/// Takes what a search may not change. The batch is that of a step, however the ranks of the base divide it.
+/// @returns the batch, if it is given.
+std::optional<int64_t> take_constraints(PlanRequest& r, RunFlags& run, const PlanFlags& flags) {
+  if (!flags.search) {
+    if (flags.keep_bits || flags.max_tp > 0)
+      throw InvalidArgument(fmt::format("{}: a constraint of --search; give both",
+                                        flags.keep_bits ? "--keep-bits" : "--max-tp"));
+    return {};
+  }
+  r.constraints.keep_bits = flags.keep_bits;
+  r.constraints.max_tp = flags.max_tp;
+  for (const std::string& name : train_gpt::kSearched)
+    if (run.has(flag_of(name))) r.constraints.fixed.insert(name);
+  if (run.has("--sequence-parallel")) r.constraints.fixed.insert("sequence_parallel");
+  if (run.has("--muon-allow-inexact")) r.constraints.fixed.insert("muon_mode");
+  const std::optional<std::string> batch = run.take("--batch");
+  if (!batch) return {};
+  const int64_t given = number_above_zero(batch, "--batch");
+  set_batch(run);
+  return given;
+}
+
 PlanRequest parse_plan(const PlanFlags& flags) {
   PlanRequest r{.config = {}, .hardware = hardware_profile(flags.hardware)};
   RunFlags run(flags.run);
+  const std::optional<int64_t> batch = take_constraints(r, run, flags);
   const bool gpu = r.hardware.products_16.back().rate >= 10e12;  // of large products
   if (gpu) run.set_unless_given("--precision", "bf16");
   const bool listed = !flags.params.empty();
@@ -204,6 +228,8 @@ PlanRequest parse_plan(const PlanFlags& flags) {
   else
     take_model(r, model, run, flags);
   if (gpu) r.config.device = DeviceKind::cuda;
+  if (batch) r.config.batch = *batch;
+  r.constraints.memory_bytes = r.config.memory_limit;
   if (gpu)
     r.notes.push_back("scratch memory of GPU kernels and libraries, and a CUDA context, are not counted");
   if (r.config.experts > 0) r.notes.push_back("experts get equal shares of the rows");

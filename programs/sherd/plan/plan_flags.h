@@ -13,6 +13,8 @@ struct PlanFlags {
   std::string hardware = "h100";
   std::string params = {};  // file or folder of read_listed()
   int64_t pipeline = 1;
+  bool search = false, keep_bits = false;
+  int64_t max_tp = 0;  // 0: ranks of a host
   /// Flags of the run, as train_gpt spells them, or by the names of kAliases.
   std::vector<std::string> run;
 };

@@ -41,7 +41,7 @@ std::string memory_table(const PlanRequest& r, const Plan& p) {
     text += fmt::format("  {:<22}{:>14}{:>14}\n", "on the host", bytes_text(most.host_bytes),
                         bytes_text(least.host_bytes));
   return text + fmt::format("  {} in {} of a rank\n\n", p.fits ? "fits" : "DOES NOT FIT",
-                            bytes_text(r.hardware.memory_bytes));
+                            bytes_text(r.memory_bytes()));
 }
 
 }  // namespace
@@ -106,6 +106,12 @@ const char* const kPlanJsonHelp = R"(--json prints one object:
   fits, notes  true or false; assumptions
 With --compare also: candidates, an array of such objects with why, the fastest that fits first. without_optimizer: the
 rest does not fit already, so that the plan leaves Muon's memory, calls and time out.
+With --search instead:
+  arrangements, too_large   of ranks, strategy, microbatches and recomputation; of them by a bound
+  dry_runs, bound_ms, fits  no run that fits is faster than bound_ms
+  run, program              of the fastest: flags of train_gpt, lines of C++
+  best, candidates          [{flags, step_ms, bytes, host_bytes, fits, same_bits}]: the five to choose from, and all that had a dry run
+  others                    [{change, fastest}]: without a constraint, or with more ranks; fastest is null where nothing fits
 )";
 
 }  // namespace sherd::tools

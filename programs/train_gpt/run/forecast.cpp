@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include <sherd/checkpoint/model_state.h>
@@ -81,6 +82,22 @@ Forecast forecast(const TrainConfig& run, int rank, const ForecastOptions& optio
   if (const auto plans = trainer.muon_plans(); !plans.empty())
     for (const sherd::PlanRank& r : plans.front().ranks) f.newton_schulz_cost.push_back(r.cost);
   return f;
+}
+
+std::vector<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks which) {
+  constexpr int64_t kAll = 8;
+  std::set<int> ranks;
+  const std::vector<double>& cost = first.newton_schulz_cost;
+  // A team of fewer ranks than the world has does not say which of the world's they are.
+  if (std::ssize(cost) == world) {
+    ranks.insert(static_cast<int>(std::ranges::max_element(cost) - cost.begin()));
+    if (which == PlannedRanks::several)
+      ranks.insert(static_cast<int>(std::ranges::min_element(cost) - cost.begin()));
+  }
+  if (which == PlannedRanks::several)
+    for (int64_t r = world <= kAll ? 1 : world - 1; r < world; ++r) ranks.insert(static_cast<int>(r));
+  ranks.erase(0);
+  return {ranks.begin(), ranks.end()};
 }
 
 sherd::DryDeviceOptions dry_options(sherd::Device& device) {

@@ -43,6 +43,12 @@ std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& c
 /// @throws as Trainer's constructor.
 Forecast forecast(const TrainConfig& config, int rank, const ForecastOptions& options = {});
 
+/// Ranks to plan besides the first and the last: those with the most and the least Newton-Schulz work. few: the first
+/// and the one with the most alone.
+enum class PlannedRanks { several, few };
+/// Returns them but the first, by whose forecast they are known: all of up to 8 ranks for `several`.
+std::vector<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks which);
+
 /// The device of a forecast of a run on this one. @pre it has the memory of no communicator but the world's
 sherd::DryDeviceOptions dry_options(sherd::Device& device);
 

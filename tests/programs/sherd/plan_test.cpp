@@ -117,6 +117,53 @@ TEST_F(PlanProgram, PrintsTheFieldsThatScriptsRead) {
   EXPECT_EQ(p.at("fits"), true);
 }
 
+TEST_F(PlanProgram, SearchesTheFastestRunThatFits) {
+  const std::string base = "--world 4 --dim 64 --heads 4 --layers 2 --seq 32 --batch 8 --hardware h100";
+  const std::string run = base + " --context 1 --search";
+  const json all = plan_of(run);
+  EXPECT_EQ(all.at("fits"), true);
+  EXPECT_LE(all.at("bound_ms"), all.at("best")[0].at("step_ms"));
+  for (const json& c : all.at("candidates"))
+    EXPECT_GE(c.at("step_ms").get<double>() * 1.0001, all.at("bound_ms").get<double>());
+  // What it finds is what a plan of these flags says.
+  std::string flags;
+  for (const json& flag : all.at("best")[0].at("flags")) flags += " " + flag.get<std::string>();
+  const json plan_of_best = plan_of(base + flags);
+  EXPECT_DOUBLE_EQ(plan_of_best.at("step_ms").at("total"), all.at("best")[0].at("step_ms"));
+  EXPECT_THAT(plan(run + " --tp 2 --keep-bits").out,
+              AllOf(HasSubstr("\n  train_gpt --seq 32 "), HasSubstr("--tp 2 "),
+                    HasSubstr("FullyShardOptions options;"), HasSubstr("without --tp: "),
+                    HasSubstr("without --keep-bits: "), Not(HasSubstr("(other bits)"))));
+  EXPECT_EQ(plan(run + " --svg " + (folder_.path() / "search.svg").string()).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder_.path() / "search.svg"));
+}
+
+TEST_F(PlanProgram, SearchSaysByHowMuchNothingFits) {
+  const std::string run =
+      "--world 2 --dim 256 --heads 4 --layers 2 --seq 32 --batch 2 --hardware h100 --search --keep-bits "
+      "--offload none";
+  EXPECT_THAT(
+      plan(run + " --memory-limit 16M").out,
+      AllOf(HasSubstr("NOTHING FITS in 16.0 MiB of a rank. The nearest takes "), HasSubstr(" too much: "),
+            HasSubstr("without --keep-bits: "), HasSubstr("--ranks 32: nothing fits")));
+}
+
+TEST_F(PlanProgram, RefusesConstraintsThatCannotBe) {
+  for (const auto& [flags, message] :
+       {std::pair("--search --world 8 --batch 3",
+                  "--search: no arrangement of 8 ranks that is allowed divides a batch of 3"),
+        {"--keep-bits --world 8", "--keep-bits: a constraint of --search; give both"},
+        {"--max-tp 2 --world 8", "--max-tp: a constraint of --search; give both"},
+        {"--search --pipeline 2 --world 8 --preset llama3-8b", "--search: of runs of train_gpt alone"},
+        {"--search --batch x", "--batch 'x': must be a whole number of at least 1"},
+        {"--svg a.svg", "--svg: a picture of --sweep or --search; give one of them"}}) {
+    const Finished f = plan(flags);
+    EXPECT_EQ(f.exit_code, 2) << flags;
+    EXPECT_THAT(f.err, HasSubstr(message));
+    EXPECT_EQ(std::ranges::count(f.err, '\n'), 1) << f.err;
+  }
+}
+
 // Dense peaks of the data sheets, in TFLOP/s: bf16, f32 and tf32 on an H100.
 TEST_F(PlanProgram, MfuIsOfTheDensePeakInTheRunsPrecision) {
   const std::string run = "--world 4 --dim 64 --heads 4 --layers 2 --seq 32 --hardware h100";

@@ -1,0 +1,104 @@
+// Search beside the full enumeration of small spaces; constraints; remedies.
+#include "train_gpt/run/search.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parse_flags.h"
+
+namespace train_gpt {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using Words = std::vector<std::string>;
+
+class Random {
+ public:
+  explicit Random(unsigned seed) : engine_(seed) {}
+  size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(engine_); }
+  template <class T>
+  T one_of(std::initializer_list<T> all) {
+    return *(all.begin() + below(all.size()));
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+struct Space {
+  Words flags;
+  std::string hardware;
+  Constraints constraints;
+};
+
+/// Runs of 1 to 8 ranks with at most three free settings, on hosts of 2 to 8 ranks.
+Space random_space(Random& random) {
+  const int ranks = random.one_of({1, 2, 3, 4, 6, 8});
+  Space s{.flags = {"--ranks", std::to_string(ranks), "--layers", random.one_of<std::string>({"1", "2", "3"}),
+                    "--dim", random.one_of<std::string>({"32", "96"}), "--heads", "4", "--seq",
+                    random.one_of<std::string>({"3", "16", "40"}), "--batch",
+                    std::to_string(static_cast<int>(ranks) * random.one_of({1, 2, 4, 6}))},
+          .hardware = random.one_of<std::string>({"cpu", "h100", "b200"}),
+          .constraints = {.fixed = {kSearched.begin(), kSearched.end()}}};
+  const auto add = [&](Words words) { s.flags.insert(s.flags.end(), words.begin(), words.end()); };
+  if (random.below(3) == 0) add({"--experts", random.one_of<std::string>({"3", "4", "6"})});
+  if (random.below(2) == 0) add({"--precision", "bf16"});
+  if (random.below(3) == 0) add({"--optimizer", "muon"});
+  for (size_t free = 1 + random.below(3); free > 0; --free)
+    s.constraints.fixed.erase(kSearched[random.below(kSearched.size())]);
+  s.constraints.keep_bits = random.below(6) == 0;
+  return s;
+}
+
+SearchOptions options_of(const std::string& hardware, int ranks_per_host) {
+  SearchOptions o{
+      .hardware = sherd::hardware_profile(hardware), .tolerance = 0, .most_work = int64_t{1} << 60};
+  o.hardware.ranks_per_host = ranks_per_host;
+  o.forecast = {.ranks_per_host = ranks_per_host,
+                .device = {.device = {.kernels = sherd::KernelSet::reference}}};
+  return o;
+}
+
+// A limit between the least and the most memory of the space decides what fits.
+TEST(Search, FindsTheFastestOfTheFullEnumeration) {
+  const char* const seed = std::getenv("SHERD_SEARCH_SEED");
+  Random random(seed == nullptr ? 20261129 : static_cast<unsigned>(std::atoi(seed)));
+  int fits = 0, nothing = 0, spared = 0;
+  for (int i = 0; i < 200; ++i) {
+    Space space = random_space(random);
+    const TrainConfig base = parse(space.flags);
+    const SearchOptions options = options_of(space.hardware, random.one_of({2, 4, 8}));
+    Search every(base, options);
+    const SearchResult all = every.enumerate(space.constraints);
+    ASSERT_THAT(all.candidates, Not(IsEmpty()));
+    const auto [least, most] = std::ranges::minmax(all.candidates, {}, &Candidate::bytes);
+    space.constraints.memory_bytes =
+        least.bytes - 1 +
+        static_cast<int64_t>(random.below(static_cast<size_t>(most.bytes - least.bytes) + 2));
+    const SearchResult limited = every.enumerate(space.constraints),
+                       found = Search(base, options).run(space.constraints);
+    SCOPED_TRACE(::testing::Message() << "space " << i << ": " << ::testing::PrintToString(space.flags)
+                                      << " of " << limited.candidates.size() << " candidates");
+    ASSERT_EQ(found.fits(), limited.fits());
+    ++(found.fits() ? fits : nothing);
+    spared += found.runs < all.runs;
+    if (!found.fits()) continue;
+    const Candidate &got = found.candidates.front(), &want = limited.candidates.front();
+    EXPECT_EQ(got.time.total, want.time.total)
+        << ::testing::PrintToString(got.changes) << " in place of " << ::testing::PrintToString(want.changes);
+    EXPECT_LE(found.bound, want.time.total);
+  }
+  EXPECT_GT(fits, 100);
+  EXPECT_GT(nothing, 5);
+  EXPECT_GT(spared, 50) << "bounds leave candidates out";
+}
+
+}  // namespace
+}  // namespace train_gpt
