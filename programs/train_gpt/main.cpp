@@ -299,7 +299,7 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
   } catch (const sherd::OutOfMemory& e) {
     if (!config.trains() || !unplanned.empty()) throw;
     rank.world->abort(e.what());  // the others need not wait for the plans
-    throw sherd::OutOfMemory(e.what() + savings_in_words(config, rank));
+    throw sherd::OutOfMemory(e.what() + remedies_in_words(config, rank));
   }
 }
 

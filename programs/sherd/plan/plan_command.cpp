@@ -15,7 +15,6 @@
 #include "plan_compare.h"
 #include "plan_report.h"
 #include "plan_search.h"
-#include "plan_smaller.h"
 #include "plan_sweep.h"
 
 namespace sherd::tools {
@@ -144,7 +143,7 @@ void PlanCommand::print_tables(const PlanRequest& request, std::ostream& out) co
   }
   const Plan plan = make_plan(request);
   out << plan_table(request, plan);
-  if (!plan.fits) out << smaller_table(plans_that_fit(request));
+  if (!plan.fits) out << remedies_table(request);
   if (compare) out << "\n" << candidates_table(compare_plans(request));
 }
 

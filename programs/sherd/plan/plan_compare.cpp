@@ -48,6 +48,20 @@ std::string reason(const Candidate& first, const Candidate& c) {
   return slower(first.plan.time, c.plan.time);
 }
 
+/// What would make it fit, with the same strategy. Plans of Muon over many matrices and ranks take seconds each: none where the rest
+/// does not fit already.
+std::string remedy(const Candidate& c) {
+  constexpr int64_t kWork = 200'000;  // operations of dry runs
+  if (c.plan.fits || c.request.pipeline > 1 || c.without_optimizer) return "";
+  train_gpt::Constraints limits = c.request.constraints;
+  limits.fixed.insert("strategy");
+  const auto found = train_gpt::remedies(
+      c.request.config,
+      {.hardware = c.request.hardware, .forecast = forecast_options(c.request), .most_work = kWork}, limits,
+      1);
+  return found.empty() ? "" : "; " + in_words(found.front());
+}
+
 std::vector<PlanRequest> requests_of(const PlanRequest& base) {
   const bool muon = base.config.optimizer == train_gpt::OptimizerWord::muon;
   std::vector<PlanRequest> all;
@@ -122,7 +136,7 @@ std::vector<Candidate> compare_plans(const PlanRequest& base) {
   std::ranges::stable_sort(all, {}, [](const Candidate& c) {
     return std::tuple(!c.plan.fits, c.plan.fits ? c.plan.time.total : static_cast<double>(held(c.plan)));
   });
-  for (Candidate& c : all) c.why = reason(all.front(), c);
+  for (Candidate& c : all) c.why = reason(all.front(), c) + remedy(c);
   return all;
 }
 

@@ -27,6 +27,9 @@ struct PlanSearch {
 /// would find without each of them, or with more ranks. @throws InvalidArgument for a pipeline or a list of parameters.
 [[nodiscard]] PlanSearch search_plans(const PlanRequest& request);
 
+/// Returns the three fastest ways to make a plan fit that does not, a line each.
+std::string remedies_table(const PlanRequest& request);
+
 /// Returns the candidates, the command and the options of the fastest, and the costs of constraints.
 std::string search_table(const PlanRequest& request, const PlanSearch& search);
 /// The fields are described by kPlanJsonHelp.

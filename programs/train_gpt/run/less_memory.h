@@ -1,9 +1,7 @@
-// Flags that would make a run's memory smaller.
+// What would make a run fit that is out of memory.
 #pragma once
 
-#include <functional>
 #include <string>
-#include <vector>
 
 #include <sherd/comm/launcher.h>
 
@@ -11,18 +9,8 @@
 
 namespace train_gpt {
 
-/// Flag that makes the memory of a rank's device smaller.
-struct MemoryFlag {
-  std::string text;  // "--state-dtype bf16"
-  bool same_bits;    // the run's results do not depend on it
-  std::function<void(TrainConfig&)> apply;
-};
-
-/// Returns those that the run can have and does not have.
-std::vector<MemoryFlag> memory_flags(const TrainConfig& config);
-
-/// Returns what each of --offload, --master, --state-dtype and --recompute would take off the planned peak of this rank's device,
-/// as a sentence; "" where none would, or the run cannot be planned.
-std::string savings_in_words(const TrainConfig& config, const sherd::RankContext& rank);
+/// Returns the planned bytes of this rank, and the three fastest runs that would fit, a line each; "" where none would, or the run
+/// cannot be planned. A run that was planned to fit, and did not, has 95 % of its planned bytes as limit.
+std::string remedies_in_words(const TrainConfig& config, const sherd::RankContext& rank);
 
 }  // namespace train_gpt

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include <sherd/base/error.h>
+#include <sherd/kernels/device/hardware.h>
 
 #include "train_gpt/rules/config_rules.h"
 #include "train_gpt/run/search_bounds.h"
@@ -106,7 +107,9 @@ struct Search::Impl {
   Forecast dry_run(const TrainConfig& c, int rank) {
     Forecast f = forecast(c, rank, options.forecast);
     ++made;
-    work += std::ssize(f.rank.record.entries);
+    // Muon's plan goes through the matrices of all ranks.
+    work += std::ssize(f.rank.record.entries) +
+            std::ssize(f.newton_schulz_cost) * c.layers * std::max<int64_t>(1, c.experts) / 10;
     return f;
   }
 
@@ -408,6 +411,47 @@ std::vector<Candidate> distinct(const std::vector<Candidate>& candidates, size_t
     if (c.fits && all.size() < most && std::ranges::none_of(all, has_all)) all.push_back(c);
   }
   return all;
+}
+
+std::vector<Candidate> remedies(const TrainConfig& base, SearchOptions options, Constraints limits,
+                                size_t most) {
+  for (const char* const name : {"tp", "context", "expert_parallel", "replicas", "outer", "layout",
+                                 "prefetch", "muon_mode", "muon_working"})
+    limits.fixed.insert(name);
+  options.wanted = most;
+  Search search(base, options);
+  const SearchResult found = search.run(limits);
+  std::vector<Candidate> all = distinct(found.candidates, most);
+  if (all.empty() && !found.candidates.empty()) return {found.candidates.front()};
+  limits.keep_bits = true;
+  const std::vector<Candidate> same = distinct(search.run(limits).candidates, 1);
+  if (!same.empty() && std::ranges::none_of(all, &Candidate::same_bits)) {
+    all.resize(std::min(all.size(), most - 1));
+    all.push_back(same.front());
+  }
+  std::ranges::stable_sort(all, {}, [](const Candidate& c) { return c.time.total; });
+  return all;
+}
+
+std::string in_words(const Candidate& c) {
+  const double mib = static_cast<double>(c.bytes) / (1 << 20);
+  return fmt::format("{} {}: {}{}, {:.2f} ms a step, {}", c.fits ? "fits with" : "does not fit, nearest with",
+                     fmt::join(c.changes, " "),
+                     mib < 1e4 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.1f} GiB", mib / 1024),
+                     c.host_bytes > 0 ? fmt::format(" and {:.1f} MiB on the host",
+                                                    static_cast<double>(c.host_bytes) / (1 << 20))
+                                      : "",
+                     c.time.total * 1e3, c.same_bits ? "the same bits" : "other bits");
+}
+
+SearchOptions search_options(sherd::Device& device) {
+  const std::optional<sherd::HardwareProfile> known =
+      sherd::profile_of_device(sherd::hardware_of(device).name);
+  const bool gpu = device.kind() == sherd::DeviceKind::cuda;
+  SearchOptions options{.hardware = known ? *known : sherd::hardware_profile(gpu ? "h100" : "cpu"),
+                        .forecast = {.device = dry_options(device)}};
+  if (gpu) options.hardware.memory_bytes = device.total_memory();
+  return options;
 }
 
 Search::Search(TrainConfig base, SearchOptions options) : impl_(std::make_unique<Impl>()) {

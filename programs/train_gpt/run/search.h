@@ -33,8 +33,9 @@ namespace train_gpt {
 struct SearchOptions {
   sherd::HardwareProfile hardware = {};
   ForecastOptions forecast = {};
-  /// Candidates that are faster by less than this part are not looked for.
-  double tolerance = 0.01;
+  /// Candidates that are faster by less than this part are not looked for. Of those that are slower by less the one with the
+  /// fewest changes comes first.
+  double tolerance = 0.005;
   /// Operations of dry runs, at most; SearchResult::bound then says what was not ruled out.
   int64_t most_work = 6'000'000;
   /// Bounds leave out what is not faster than so many others.
@@ -79,5 +80,16 @@ class Search {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// Returns the fastest runs that fit and leave ranks, layout, prefetch and Muon's exchange as they are, at most `most`, by time:
+/// one with the bits of the base, where there is one. Where nothing fits: the nearest, if any can be run. @param limits fixes further settings
+std::vector<Candidate> remedies(const TrainConfig& base, SearchOptions options, Constraints limits,
+                                size_t most);
+
+/// Returns how a run changes: "fits with --recompute blocks: 12.1 GiB, 351.20 ms a step, the same bits".
+std::string in_words(const Candidate& candidate);
+
+/// Returns the options of a search on this machine: the profile of its GPU, or of a CPU, and its memory.
+SearchOptions search_options(sherd::Device& device);
 
 }  // namespace train_gpt

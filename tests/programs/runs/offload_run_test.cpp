@@ -55,11 +55,8 @@ TEST(OffloadRun, StateBeyondTheMemoryLimitTrains) {
               small = offloaded("state,master", "256K");
   const Finished f = run_train_gpt(large);
   EXPECT_EQ(f.exit_code, 1);
-  EXPECT_THAT(f.err, AllOf(HasSubstr("over the memory limit"), HasSubstr("By itself would save:"),
-                           HasSubstr("--state-dtype bf16 "), HasSubstr("--master bf16 "),
-                           HasSubstr("--recompute blocks ")));
-  EXPECT_THAT(run_train_gpt(large + Flags{"--offload-window", "256K", "--route", "norm=adamw"}).err,
-              AllOf(HasSubstr("--offload state "), HasSubstr("--offload state,master ")));
+  EXPECT_THAT(f.err, AllOf(HasSubstr("over the memory limit"), HasSubstr("The run is planned to take "),
+                           HasSubstr("\n  fits with --"), HasSubstr(" ms a step, the same bits")));
   const Finished trained = run_train_gpt(large + small);
   EXPECT_EQ(trained.exit_code, 0) << trained.err;
   EXPECT_THAT(trained.out, AllOf(HasSubstr("of its host"), HasSubstr("on the host")));
