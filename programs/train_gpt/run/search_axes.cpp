@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "train_gpt/settings/optimizer_config.h"
+
 namespace train_gpt {
 
 using sherd::DType;
@@ -120,7 +122,10 @@ Configs choices(size_t axis, const TrainConfig& c, const Constraints& limits, in
       return with_each(c, &Settings::master,
                        std::vector{sherd::Master::f32, sherd::Master::split, sherd::Master::bf16});
     case 13:
-      return bits ? Configs{c} : with_each(c, &Settings::state_dtype, std::vector{DType::f32, DType::bf16});
+      if (bits) return {c};
+      return with_each(c, &Settings::state_dtype,
+                       uses(c, OptimizerWord::soap) ? std::vector{DType::f32, DType::bf16}
+                                                    : std::vector{DType::f32, DType::bf16, DType::i8});
     case 14:
       return bits ? Configs{c} : with_each(c, &Settings::grad_dtype, std::vector{DType::f32, DType::bf16});
     default: {
