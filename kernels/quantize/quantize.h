@@ -64,10 +64,10 @@ inline constexpr uint16_t kToNearest = 0x8000;
 constexpr uint32_t float8_code(float y, uint16_t noise) {
   const uint32_t u = std::bit_cast<uint32_t>(y) & 0x7fffffffu;  // of the root of -0, too
   const float small = y < 0x1p-6f ? y : 0.0f;
-  const uint32_t low = static_cast<uint32_t>(
-                     static_cast<int32_t>(small * 512 + static_cast<float>(noise) * 0x1p-16f)),
-                 high = ((u + (uint32_t{noise} << 4)) >> 20) - 960;
-  return y <= 447.9f ? (u < 0x3c800000u ? low : high) : 126;
+  const auto low = static_cast<int32_t>(small * 512 + static_cast<float>(noise) * 0x1p-16f),
+             high = static_cast<int32_t>((u + (uint32_t{noise} << 4)) >> 20) - 960,
+             code = y < 0x1p-6f ? low : high;
+  return static_cast<uint32_t>(y <= 447.9f ? code : 126);
 }
 constexpr float float8_value(uint32_t code) {
   return code < 8 ? static_cast<float>(static_cast<int32_t>(code)) * 0x1p-9f
@@ -86,7 +86,7 @@ uint8_t quantized(float v, float inverse, uint16_t noise) {
                                 (v == v ? std::bit_cast<uint32_t>(v) >> 24 & 0x80u : 0));
   } else {
     const uint32_t c = float8_code(std::sqrt(v) * inverse, noise);
-    return static_cast<uint8_t>(c == 0 && v > 0 ? 1 : c);
+    return static_cast<uint8_t>(c | static_cast<uint32_t>((c == 0) & (v > 0)));
   }
 }
 template <StateCode kCode>
