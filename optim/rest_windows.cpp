@@ -22,8 +22,9 @@ constexpr int64_t kRoomOfBlocks = int64_t{16} << 10;
 constexpr int64_t kSlack = 8 * kAlign;
 
 /// Bounds of windows whose size is not given, and of their number in a step.
-constexpr int64_t kSmallest = int64_t{1} << 20, kLargest = int64_t{64} << 20,
-                  kLargestOnDevice = int64_t{32} << 20, kMostWindows = 1'000'000;
+constexpr int64_t kSmallest = int64_t{1} << 20, kLargest = int64_t{64} << 20, kMostWindows = 1'000'000;
+/// The same where nothing is fetched: a few launches of a GPU take as long as they move bytes, and a CPU's cache holds a window.
+constexpr int64_t kLargestOnGpu = int64_t{32} << 20, kLargestOnCpu = int64_t{8} << 20;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -64,9 +65,10 @@ void RestWindows::announce_together(const std::vector<Tensor>& tensors) {
 
 void RestWindows::allocate() {
   if (total_ == 0) return;
-  const int64_t asked = asked_ > 0 ? asked_
-                                   : std::clamp(total_ / 8 / kAlign * kAlign, kSmallest,
-                                                on_host_ ? kLargest : kLargestOnDevice);
+  const int64_t most = on_host_                            ? kLargest
+                       : device_.kind() == DeviceKind::cpu ? kLargestOnCpu
+                                                           : kLargestOnGpu;
+  const int64_t asked = asked_ > 0 ? asked_ : std::clamp(total_ / 8 / kAlign * kAlign, kSmallest, most);
   bytes_ = std::max(largest_, std::min(asked, total_ + kSlack));
   if (total_ / bytes_ > kMostWindows)
     throw InvalidArgument(

@@ -24,7 +24,7 @@ namespace sherd {
 class RestWindows {
  public:
   /// @param bytes of a window: less where less passes, more where one piece needs it. 0: an eighth of what passes, from 1 to 64 MiB,
-  /// to 32 MiB where nothing is on the host (state in 8 bits then may stay in a GPU's cache)
+  /// to 32 MiB where nothing is on the host, of a CPU to 8
   /// @throws InvalidArgument for fewer than 1024, else.
   RestWindows(Device& device, int64_t bytes);
   ~RestWindows();
