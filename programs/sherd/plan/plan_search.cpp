@@ -61,10 +61,11 @@ std::vector<std::string> program_of(const TrainConfig& c) {
   set(train_gpt::master_place(c) == Place::host, "master_place", "Place", "host");
   set(c.grad_dtype != standard.grad_dtype, "grad_dtype", "DType", name_of(c.grad_dtype));
   set(layout != standard.layout, "layout", "LayoutPolicy", word_of(c.layout));
+  if (train_gpt::quantizes_state(c)) lines.push_back("options.whole_state_blocks = true;");
   lines.push_back(fmt::format("RootOptions root{{.prefetch = {}}};", c.prefetch));
-  const bool host = c.offload != "none", bf16 = c.state_dtype == DType::bf16;
-  if (host || bf16) lines.push_back("OptimizerOptions optimizer;");
-  if (bf16) lines.push_back("optimizer.state_dtype = DType::bf16;");
+  const bool host = c.offload != "none", narrow = c.state_dtype != DType::f32;
+  if (host || narrow) lines.push_back("OptimizerOptions optimizer;");
+  if (narrow) lines.push_back(fmt::format("optimizer.state_dtype = DType::{};", name_of(c.state_dtype)));
   if (host) lines.push_back("optimizer.state_place = Place::host;");
   return lines;
 }
