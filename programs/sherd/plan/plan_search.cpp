@@ -110,13 +110,12 @@ std::string other_line(const PlanSearch& s, const OtherSearch& o) {
 }  // namespace
 
 std::string remedies_table(const PlanRequest& r) {
+  if (r.pipeline > 1) return "what would make it fit is not searched for with --pipeline\n";
   std::string text;
-  if (r.pipeline == 1)
-    for (const Candidate& c : train_gpt::remedies(
-             r.config,
-             {.hardware = r.hardware, .forecast = forecast_options(r), .most_work = 2 * kFurtherWork},
-             r.constraints, 3))
-      text += in_words(c) + "\n";
+  for (const Candidate& c : train_gpt::remedies(
+           r.config, {.hardware = r.hardware, .forecast = forecast_options(r), .most_work = 2 * kFurtherWork},
+           r.constraints, 3))
+    text += in_words(c) + "\n";
   return text.empty() ? "no other --strategy, --grad-accum, --recompute, form or --offload makes it fit; see "
                         "--search\n"
                       : text;
