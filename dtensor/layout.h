@@ -113,7 +113,7 @@ struct CutRow {
 class ShardLayout {
  public:
   /// Makes the layout.
-  /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1, a granule that is no power of 2 or does not divide a row, a
+  /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1, a granule that is not a power of 2 or does not divide a row, a
   /// budget outside [0, 1], costs that are negative, non-finite or not one for each rank, or sizes that pass 64-bit arithmetic.
   [[nodiscard]] static ShardLayout make(std::vector<LayoutParam> params, int world,
                                         const LayoutOptions& options = {});
