@@ -38,6 +38,7 @@
 #include "train_gpt/run/same_flags.h"
 #include "train_gpt/run/same_program.h"
 #include "train_gpt/run/sample_text.h"
+#include "train_gpt/run/strategy_choice.h"
 #include "train_gpt/run/trainer.h"
 #include "train_gpt/run/training_loop.h"
 #include "train_gpt/run/windows.h"
@@ -256,13 +257,16 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
 // what rank 0 alone writes.
 std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const StopSources& sources,
                      Output* out, std::string& doing, std::atomic<int>& code) {
-  const TrainConfig& config = inputs.config;
   const std::shared_ptr<const sherd::TokenWindows>& windows = inputs.windows;
   doing = "comparing the ranks' programs, flags and files";
-  if (config.comm != sherd::BackendKind::local)
-    for (const std::string& line : compare_programs(rank, ProgramFacts::of(rank, config)))
+  if (inputs.config.comm != sherd::BackendKind::local)
+    for (const std::string& line : compare_programs(rank, ProgramFacts::of(rank, inputs.config)))
       if (out) warn(line);
   check_same_inputs(rank, inputs);
+  doing = "choosing the strategy";
+  const auto [config, reason] = choose_strategy(rank, inputs.config);
+  if (out && !reason.empty()) out->say("{}\n", reason);
+  if (out) out->open(config);
   doing = "building the model";
   sherd::TraceOutput trace(rank, trace_options(config));
   if (out && windows) out->say("{}\n", windows->summary());

@@ -82,15 +82,18 @@ LinkProfile measure_link(RankContext& rank, double memory_bytes_per_s) {
 
 }  // namespace
 
+int64_t memory_of(const RankContext& rank) {
+  const int64_t memory = rank.device->total_memory();
+  return memory > 0 ? memory : ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE) / rank.world->size();
+}
+
 HardwareProfile measure_hardware(RankContext& rank) {
   Device& device = *rank.device;
   Stream& s = device.compute();
   constexpr int64_t kCopied = int64_t{64} << 20;
   const Tensor from = buffer_of(device, {kCopied}, DType::u8), to = buffer_of(device, {kCopied}, DType::u8);
   HardwareProfile p{.name = kMeasuredHardware, .ranks_per_host = rank.world->size()};
-  p.memory_bytes = device.total_memory() > 0
-                       ? device.total_memory()
-                       : ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE) / rank.world->size();
+  p.memory_bytes = memory_of(rank);
   if (rank.world->size() > 1) {
     const int64_t before = device.allocator().live_bytes("NCCL");
     const auto clone = rank.world->clone();

@@ -11,4 +11,7 @@ namespace sherd {
 /// world. Collective; rank 0's figures are the profile.
 [[nodiscard]] HardwareProfile measure_hardware(RankContext& rank);
 
+/// Returns the bytes of the rank's GPU or, on CPUs, of an equal part of the machine's memory, as if all ranks shared it.
+[[nodiscard]] int64_t memory_of(const RankContext& rank);
+
 }  // namespace sherd

@@ -125,7 +125,7 @@ std::vector<Candidate> compare_plans(const PlanRequest& base) {
   for (PlanRequest& r : requests_of(base)) {
     std::optional<Plan> plan;
     if (r.config.optimizer != train_gpt::OptimizerWord::adamw) {
-      const auto [it, added] = too_large.try_emplace({r.config.strategy, r.config.layout});
+      const auto [it, added] = too_large.try_emplace({*r.config.strategy, r.config.layout});
       if (added) it->second = plan_without_optimizer(r);
       plan = it->second;
     }
@@ -144,7 +144,7 @@ std::string candidates_table(const std::vector<Candidate>& candidates) {
   std::string text = fmt::format("  {:<20}{:<13}{:<8}{:>12} {:>14}  {}\n", "strategy", "layout", "muon",
                                  "memory", "step", "why");
   for (const Candidate& c : candidates)
-    text += fmt::format("  {:<20}{:<13}{:<8}{:>12} {:>11.1f} ms  {}\n", name_of(c.request.config.strategy),
+    text += fmt::format("  {:<20}{:<13}{:<8}{:>12} {:>11.1f} ms  {}\n", name_of(*c.request.config.strategy),
                         word_of(c.request.config.layout), mode_of(c.request.config), bytes_text(held(c.plan)),
                         c.plan.time.total * 1e3, c.why);
   return text;

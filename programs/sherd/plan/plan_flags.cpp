@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -12,6 +13,7 @@
 
 #include "train_gpt/model/model_source.h"
 #include "train_gpt/rules/parse_config.h"
+#include "train_gpt/run/strategy_choice.h"
 
 namespace sherd::tools {
 namespace {
@@ -215,6 +217,23 @@ std::optional<int64_t> take_constraints(PlanRequest& r, RunFlags& run, const Pla
   return given;
 }
 
+/// Replaces --strategy auto by its choice. --search tries every strategy as it is.
+void choose(PlanRequest& r, const PlanFlags& flags) {
+  const std::vector<std::string> chosen = std::exchange(r.config.chosen, {});
+  if (flags.search) {
+    for (const std::string& name : chosen) r.constraints.fixed.erase(name);
+    r.config.strategy = train_gpt::TrainConfig().strategy;
+    return;
+  }
+  if (r.pipeline > 1 || r.listed)
+    throw InvalidArgument("--strategy auto: of runs of train_gpt alone; leave --pipeline and --params out");
+  r.config.chosen = chosen;
+  const train_gpt::StrategyChoice choice =
+      choose_strategy(r.config, {.hardware = r.hardware, .forecast = forecast_options(r)});
+  r.config = choice.config;
+  r.notes.push_back(choice.reason);
+}
+
 PlanRequest parse_plan(const PlanFlags& flags) {
   PlanRequest r{.config = {}, .hardware = hardware_profile(flags.hardware)};
   RunFlags run(flags.run);
@@ -230,6 +249,7 @@ PlanRequest parse_plan(const PlanFlags& flags) {
   if (gpu) r.config.device = DeviceKind::cuda;
   if (batch) r.config.batch = *batch;
   r.constraints.memory_bytes = r.config.memory_limit;
+  if (!r.config.strategy) choose(r, flags);
   if (gpu)
     r.notes.push_back("scratch memory of GPU kernels and libraries, and a CUDA context, are not counted");
   if (r.config.experts > 0) r.notes.push_back("experts get equal shares of the rows");

@@ -18,7 +18,7 @@ std::string heading(const PlanRequest& r, const Plan& p) {
   std::string text = fmt::format(
       "{} parameters, {} active; {:.2f} GFLOP per token\n{} ranks of {}; {}{}{}; layout {}; {}; {} {}\n",
       p.parameters, p.active_parameters, p.flops_per_token / 1e9, c.ranks * r.pipeline, r.hardware.name,
-      name_of(c.strategy),
+      name_of(*c.strategy),
       c.replicas > 1 ? fmt::format(", {} replicas, outer {}", c.replicas, name_of(c.outer)) : "",
       (r.pipeline > 1 ? fmt::format(", {} stages", r.pipeline) : "") +
           (c.context > 1 ? fmt::format(", sequences on {} ranks", c.context) : ""),
@@ -73,7 +73,7 @@ ordered_json plan_json(const PlanRequest& r, const Plan& p) {
   return {{"parameters", p.parameters},
           {"active_parameters", p.active_parameters},
           {"flops_per_token", p.flops_per_token},
-          {"strategy", name_of(r.config.strategy)},
+          {"strategy", name_of(*r.config.strategy)},
           {"layout", word_of(r.config.layout)},
           {"muon_mode", r.config.optimizer == train_gpt::OptimizerWord::muon
                             ? ordered_json(name_of(r.config.muon_mode))

@@ -54,7 +54,7 @@ std::vector<std::string> program_of(const TrainConfig& c) {
     if (changed) lines.push_back(fmt::format("options.{} = {}::{};", member, type, value));
   };
   const LayoutPolicy layout = train_gpt::layout_of(c).policy;
-  set(c.strategy != standard.strategy, "strategy", "Strategy", name_of(c.strategy));
+  set(*c.strategy != standard.strategy, "strategy", "Strategy", name_of(*c.strategy));
   set(c.outer != standard.outer, "outer", "Outer", name_of(c.outer));
   set(c.precision != standard.compute_dtype, "compute_dtype", "DType", name_of(c.precision));
   set(c.master != standard.master, "master", "Master", train_gpt::word_of(c.master));

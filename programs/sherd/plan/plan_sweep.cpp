@@ -117,7 +117,7 @@ std::string draw_sweep(const PlanRequest& r, const std::vector<SweepPoint>& poin
   const Diagram time{"step, ms", 350, [](const Plan& p) { return p.time.total * 1e3; }};
   const std::string title =
       fmt::format("predicted over the number of ranks: {} on {}, {}, {}", word_of(r.config.optimizer),
-                  r.hardware.name, name_of(r.config.strategy), word_of(r.config.layout));
+                  r.hardware.name, name_of(*r.config.strategy), word_of(r.config.layout));
   return svg::page(kWidth, 600, 12,
                    svg::text(kLeft, 28, "start", title, " font-size=\"15\"") +
                        draw(memory, points, static_cast<double>(r.hardware.memory_bytes) / (1 << 30)) +

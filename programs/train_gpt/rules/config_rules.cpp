@@ -22,7 +22,7 @@ namespace {
 bool has_buckets(const TrainConfig& c) {
   using sherd::Strategy;
   const bool splits_state =
-      c.strategy == Strategy::optim || c.strategy == Strategy::optim_grads ||
+      !c.strategy || c.strategy == Strategy::optim || c.strategy == Strategy::optim_grads ||
       (c.strategy == Strategy::no_shard && c.outer == sherd::Outer::optim && c.replicas > 1);
   return layout_of(c).policy == sherd::LayoutPolicy::whole_param && splits_state;
 }
@@ -147,7 +147,7 @@ void check_guards(const TrainConfig& c, const RuleCheck& rules) {
         "check_replicas",
         "no two ranks hold the same weights with --ranks {} and --strategy {}; leave it out, or give "
         "--replicas",
-        c.ranks, word_of(c.strategy));
+        c.ranks, word_of(*c.strategy));
   if (!c.max_wall.empty() && sherd::parse_duration(c.max_wall).value_or(0) <= 0)
     rules.refuse("max_wall", "must be a time greater than 0, {}", sherd::kDurationForms);
   if (c.save_retry != "0" && !sherd::parse_duration(c.save_retry))

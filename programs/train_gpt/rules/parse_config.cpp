@@ -13,6 +13,7 @@
 #include <sherd/comm/backend_choice.h>
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/kernels/device/build.h>
+#include <sherd/train/plan/hardware_profile.h>
 #include <sherd/train/settings/command_line.h>
 #include <sherd/train/settings/config_file.h>
 
@@ -52,6 +53,15 @@ void choose_comm(CommandLine& line, std::vector<std::string>& problems) {
     line.comm_choice = with_flags(fmt::format("comm: {}, because {}", word_of(*c.comm), choice.reason));
   } catch (const sherd::Error& e) {
     problems.push_back(with_flags(e.what()));
+  }
+}
+
+void check_hardware(const TrainConfig& c, std::vector<std::string>& problems) {
+  if (c.hardware.empty()) return;
+  try {
+    (void)sherd::hardware_profile(c.hardware);
+  } catch (const sherd::Error& e) {
+    problems.push_back(fmt::format("--hardware: {}", e.what()));
   }
 }
 
@@ -145,6 +155,7 @@ CommandLine parse_config(int argc, const char* const* argv) {
   Inherited inherited = inherit(line.config, is_given, problems, unread);
   line.inherited = std::move(inherited.flags);
   choose_comm(line, problems);
+  check_hardware(line.config, problems);
   take_ranks_of_job(line.config, given);
   const auto& names = inherited.names;
   const bool balance_inherited = std::find(names.begin(), names.end(), "moe_aux") != names.end();
@@ -161,6 +172,11 @@ CommandLine parse_config(int argc, const char* const* argv) {
   if (!problems.empty() && !unread.empty())
     problems.push_back(
         fmt::format("--resume {}: its settings cannot be read: {}", line.config.resume, unread));
+  if (!c.strategy) {
+    line.config.chosen = {"strategy"};
+    for (const char* const name : {"layout", "prefetch", "recompute"})
+      if (!is_given(name)) line.config.chosen.emplace_back(name);
+  }
   sherd::throw_problems(problems);
   if (line.config.eval_only || line.config.sample_only) drop_outputs_of_training(line.config);
   for (std::string& idle : idle_variables(line.config)) line.notes.push_back(std::move(idle));

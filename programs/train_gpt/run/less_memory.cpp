@@ -13,7 +13,7 @@ namespace train_gpt {
 
 std::string remedies_in_words(const TrainConfig& config, const sherd::RankContext& rank) {
   try {
-    SearchOptions options = search_options(*rank.device);
+    SearchOptions options = search_options(rank);
     const sherd::RankForecast now = forecast(config, rank.world->rank(), options.forecast).rank;
     const int64_t planned = now.peak_bytes + now.by_class.at("slack");
     const int64_t limit = config.memory_limit > 0 ? config.memory_limit : options.hardware.memory_bytes;

@@ -19,8 +19,9 @@ void print(const std::string& text) {
 }
 
 Output::Output(const CommandLine& line, const sherd::ProcessMemory& at_start)
-    : quiet(line.config.quiet), inherited(line.inherited), notes(line.notes), start(at_start) {
-  const TrainConfig& config = line.config;
+    : quiet(line.config.quiet), inherited(line.inherited), notes(line.notes), start(at_start) {}
+
+void Output::open(const TrainConfig& config) {
   // A run without training appends to the output of another.
   const bool go_on = !config.resume.empty() || !config.trains();
   if (!config.metrics.empty()) metrics.emplace(config.metrics, config_text(config), go_on);

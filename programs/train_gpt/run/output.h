@@ -27,8 +27,9 @@ void print(const std::string& text);
 
 /// Outputs of rank 0; other ranks, threads or processes, have none.
 struct Output {
-  /// Opens --metrics. @throws sherd::IoError.
   Output(const CommandLine& line, const sherd::ProcessMemory& at_start);
+  /// Opens --metrics, once the strategy is chosen. @throws sherd::IoError.
+  void open(const TrainConfig& config);
   /// Opens the event file of --log-dir; `step` steps are done. @throws sherd::IoError.
   void begin(const TrainConfig& config, int64_t step);
   /// Writes a step to the metrics and the event file, after adding its operations per second. A full disk,

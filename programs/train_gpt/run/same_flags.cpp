@@ -71,12 +71,17 @@ void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config,
 bool as_rank_0_says(const sherd::RankContext& rank, const TrainConfig& config, bool mine) {
   if (config.comm == sherd::BackendKind::local) return mine;
   int64_t value = mine ? 1 : 0;
-  sherd::Stream& s = rank.device->compute();
-  const sherd::Tensor word = sherd::Tensor::empty(*rank.device, {1}, sherd::DType::i64, "flags");
-  sherd::ops::copy_from_host(s, word, &value, sizeof value);
-  rank.world->broadcast(s, word, 0);
-  sherd::ops::copy_to_host(s, &value, word);
+  take_from_rank_0(rank, {&value, 1});
   return value != 0;
+}
+
+void take_from_rank_0(const sherd::RankContext& rank, std::span<int64_t> values) {
+  sherd::Stream& s = rank.device->compute();
+  const sherd::Tensor words =
+      sherd::Tensor::empty(*rank.device, {std::ssize(values)}, sherd::DType::i64, "flags");
+  sherd::ops::copy_from_host(s, words, values.data(), values.size_bytes());
+  rank.world->broadcast(s, words, 0);
+  sherd::ops::copy_to_host(s, values.data(), words);
 }
 
 }  // namespace train_gpt

@@ -1,7 +1,9 @@
 // Comparison of the flags that the processes of a job were given.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <span>
 
 #include <sherd/comm/launcher.h>
 
@@ -20,5 +22,8 @@ void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config,
 /// Returns rank 0's `mine`, for collective work for a file that rank 0 alone writes: the other ranks may lack
 /// its flag. Collective; `mine` where all ranks are one process.
 bool as_rank_0_says(const sherd::RankContext& rank, const TrainConfig& config, bool mine);
+
+/// Replaces the values by those of rank 0. Collective.
+void take_from_rank_0(const sherd::RankContext& rank, std::span<int64_t> values);
 
 }  // namespace train_gpt

@@ -13,6 +13,7 @@
 
 #include <sherd/base/error.h>
 #include <sherd/kernels/device/hardware.h>
+#include <sherd/train/plan/measure_hardware.h>
 
 #include "train_gpt/rules/config_rules.h"
 #include "train_gpt/run/search_bounds.h"
@@ -433,24 +434,26 @@ std::vector<Candidate> remedies(const TrainConfig& base, SearchOptions options, 
   return all;
 }
 
+std::string size_text(int64_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  return mib < 1e4 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.1f} GiB", mib / 1024);
+}
+
 std::string in_words(const Candidate& c) {
-  const double mib = static_cast<double>(c.bytes) / (1 << 20);
   return fmt::format("{} {}: {}{}, {:.2f} ms a step, {}", c.fits ? "fits with" : "does not fit, nearest with",
-                     fmt::join(c.changes, " "),
-                     mib < 1e4 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.1f} GiB", mib / 1024),
-                     c.host_bytes > 0 ? fmt::format(" and {:.1f} MiB on the host",
-                                                    static_cast<double>(c.host_bytes) / (1 << 20))
-                                      : "",
+                     fmt::join(c.changes, " "), size_text(c.bytes),
+                     c.host_bytes > 0 ? fmt::format(" and {} on the host", size_text(c.host_bytes)) : "",
                      c.time.total * 1e3, c.same_bits ? "the same bits" : "other bits");
 }
 
-SearchOptions search_options(sherd::Device& device) {
+SearchOptions search_options(const sherd::RankContext& rank) {
+  sherd::Device& device = *rank.device;
   const std::optional<sherd::HardwareProfile> known =
       sherd::profile_of_device(sherd::hardware_of(device).name);
   const bool gpu = device.kind() == sherd::DeviceKind::cuda;
   SearchOptions options{.hardware = known ? *known : sherd::hardware_profile(gpu ? "h100" : "cpu"),
                         .forecast = {.device = dry_options(device)}};
-  if (gpu) options.hardware.memory_bytes = device.total_memory();
+  options.hardware.memory_bytes = memory_of(rank);
   return options;
 }
 

@@ -86,10 +86,12 @@ class Search {
 std::vector<Candidate> remedies(const TrainConfig& base, SearchOptions options, Constraints limits,
                                 size_t most);
 
+/// Returns "351.2 MiB", from 10,000 MiB on in GiB.
+std::string size_text(int64_t bytes);
 /// Returns how a run changes: "fits with --recompute blocks: 12.1 GiB, 351.20 ms a step, the same bits".
 std::string in_words(const Candidate& candidate);
 
-/// Returns the options of a search on this machine: the profile of its GPU, or of a CPU, and its memory.
-SearchOptions search_options(sherd::Device& device);
+/// Returns the options of a search on this machine: the profile of the rank's GPU, or of a CPU, and the rank's memory.
+SearchOptions search_options(const sherd::RankContext& rank);
 
 }  // namespace train_gpt

@@ -22,7 +22,7 @@ namespace {
 template <class T, class Range = std::vector<T>>
 Configs with_each(const TrainConfig& c, T Settings::*member, const Range& values) {
   Configs all = {c};
-  for (const T& value : values) {
+  for (const auto& value : values) {
     if (value == c.*member) continue;
     all.push_back(c);
     all.back().*member = value;
@@ -37,15 +37,19 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
   return all;
 }
 
+constexpr const char* kUnnamed = "FOLDER";
+
 bool is_muon(const TrainConfig& c) { return c.optimizer == OptimizerWord::muon; }
 
 /// On a CPU what is offloaded is a file in a folder, which the user names.
-Configs with_folder(Configs all) {
+Configs with_folder(Configs all, const Constraints& limits) {
   for (TrainConfig& c : all) {
     const bool offloaded = c.offload != "none" || c.recompute == Recompute::offload;
     if (c.device == sherd::DeviceKind::cpu && offloaded && c.offload_folder.empty())
-      c.offload_folder = "FOLDER";
+      c.offload_folder = kUnnamed;
   }
+  if (limits.names_no_folder)
+    std::erase_if(all, [](const TrainConfig& c) { return c.offload_folder == kUnnamed; });
   return all;
 }
 
@@ -94,7 +98,8 @@ Configs choices(size_t axis, const TrainConfig& c, const Constraints& limits, in
           divisors(bits || c.batch % c.data_ranks() != 0 ? 1 : c.batch / c.data_ranks(), c.batch));
     case 7:
       return with_folder(with_each(c, &Settings::recompute,
-                                   std::vector{Recompute::none, Recompute::blocks, Recompute::offload}));
+                                   std::vector{Recompute::none, Recompute::blocks, Recompute::offload}),
+                         limits);
     case 8:
       // Without whole matrices layouts differ in padding alone, of which ragged has least.
       if (c.optimizer == OptimizerWord::adamw && c.route.empty() && c.layout == LayoutWord::ragged)
@@ -132,7 +137,8 @@ Configs choices(size_t axis, const TrainConfig& c, const Constraints& limits, in
       const bool masters = bf16 && c.master != sherd::Master::bf16;
       return with_folder(with_each(c, &Settings::offload,
                                    masters ? std::vector<std::string>{"none", "state", "state,master"}
-                                           : std::vector<std::string>{"none", "state"}));
+                                           : std::vector<std::string>{"none", "state"}),
+                         limits);
     }
   }
 }

@@ -16,6 +16,8 @@ struct Constraints {
   std::set<std::string> fixed = {};
   /// Keep the bits of the base's losses and weights.
   bool keep_bits = false;
+  /// Leave out what is offloaded to a folder that the base does not name.
+  bool names_no_folder = false;
   int64_t max_tp = 0;        // 0: the ranks of a host
   int64_t memory_bytes = 0;  // of a rank; 0: the hardware's
 };

@@ -53,7 +53,7 @@ std::optional<DeviceMesh> make_expert_mesh(RankContext& rank, const TrainConfig&
 
 FullyShardOptions shard_options(const TrainConfig& c) {
   FullyShardOptions o;
-  o.strategy = c.strategy;
+  o.strategy = *c.strategy;
   o.outer = c.outer;
   o.reshard_after_forward = c.reshard_after_forward;
   o.compute_dtype = c.precision;
@@ -170,7 +170,7 @@ TrainingState Trainer::training_state() const {
   state.info["routing"] = routing_.summary();
   state.info["config"] = config_text(config_);
   state.info["mesh"] = runtime_of(model_).mesh().describe();
-  state.info["strategy"] = fmt::format("{}, outer {}, layout {}", word_of(config_.strategy),
+  state.info["strategy"] = fmt::format("{}, outer {}, layout {}", word_of(*config_.strategy),
                                        word_of(config_.outer), word_of(config_.layout));
   state.info["muon.momentum"] = "ema";
   if (windows_) state.info["data"] = windows_->describe();
@@ -213,7 +213,7 @@ std::string Trainer::describe() const {
                                 word_of(config_.comm.value()), rank_.device->describe());
   if (!rank_.processors.empty()) out += rank_.processors + "\n";
   out += fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
-                     word_of(config_.strategy),
+                     word_of(*config_.strategy),
                      config_.replicas > 1 ? fmt::format(", outer {}", word_of(config_.outer)) : "",
                      word_of(config_.layout), runtime.units().size(), word_of(config_.precision));
   if (const auto [all, active, trained] = parameters(); trained < all)
@@ -242,7 +242,7 @@ std::string Trainer::describe() const {
   if (config_.strategy != Strategy::no_shard && config_.context == 1 &&
       config_.replicas == config_.data_ranks())
     out += fmt::format("note: every replica is one {}, {} has nothing {}to shard over\n",
-                       config_.tp > 1 ? "tensor-parallel group" : "rank", word_of(config_.strategy),
+                       config_.tp > 1 ? "tensor-parallel group" : "rank", word_of(*config_.strategy),
                        expert_mesh_ && expert_mesh_->size("expert_shard") > 1 ? "but the experts " : "");
   return out;
 }

@@ -45,7 +45,7 @@ sherd::TraceOptions trace_options(const TrainConfig& config) {
           .steps = config.trace_steps,
           .last_step = config.last_step(),
           .title = fmt::format("train_gpt, {} rank{}, {}, {}", config.ranks, config.ranks == 1 ? "" : "s",
-                               word_of(config.strategy), word_of(config.optimizer))};
+                               word_of(*config.strategy), word_of(config.optimizer))};
 }
 
 sherd::Existing existing_export(const TrainConfig& config) {

@@ -31,6 +31,9 @@ struct TrainConfig : Settings {
   /// when needed.
   std::shared_ptr<const ModelFiles> files = nullptr;
 
+  /// Settings that --strategy auto chooses, of kSearched (run/search_axes.h); not a setting.
+  std::vector<std::string> chosen;
+
   /// Returns whether weights come from the checkpoint of --resume, and not from the source of first weights.
   bool resumes_weights() const { return !resume.empty() && resume_parts != sherd::ResumeParts::optimizer; }
   /// Returns whether the run trains. A run that does not has an optimizer only for --save or --explain-plan.
