@@ -20,6 +20,13 @@ double matrix_cost(int64_t rows, int64_t cols) {
   return static_cast<double>(std::max(rows, cols)) * small * small;
 }
 
+/// Products modulo 2^64 decide for a power of 2, also of sizes that pass 64 bits.
+bool divides_row(int64_t granule, const Shape& shape) {
+  uint64_t row = 1;
+  for (size_t i = 1; i < shape.size(); ++i) row *= static_cast<uint64_t>(shape[i]);
+  return row % static_cast<uint64_t>(granule) == 0;
+}
+
 }  // namespace
 
 const char* name_of(LayoutPolicy policy) { return kPolicies.name(policy); }
@@ -62,7 +69,7 @@ std::string complaints_about(const LayoutParam& param) {
   if (!(param.cost >= 0 && std::isfinite(param.cost)))
     bad += fmt::format("\n  parameter '{}': cost {} is negative or not finite", param.name, param.cost);
   if (!std::has_single_bit(static_cast<uint64_t>(param.granule)) ||
-      (bad.empty() && row_size(param.shape) % param.granule != 0))
+      (bad.empty() && !divides_row(param.granule, param.shape)))
     bad += fmt::format("\n  parameter '{}' of shape {}: granule {} is not a power of 2 that divides a row",
                        param.name, to_string(param.shape), param.granule);
   return bad;
