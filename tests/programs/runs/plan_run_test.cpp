@@ -1,8 +1,13 @@
 // `sherd plan` beside runs of the same flags: collectives of a step, as --metrics counts them.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <map>
+#include <sstream>
 #include <string>
 
 #include <fmt/format.h>
@@ -83,6 +88,62 @@ TEST(PlanRun, ExchangesOfHeadsAreThoseOfTheMetrics) {
     EXPECT_GT(plan.at("all_to_all_v").bytes, 0) << show(extra);
     EXPECT_EQ(plan.at("all_to_all_v").bytes, run.at("all_to_all_v").bytes) << show(extra);
   }
+}
+
+// Metrics and checkpoints have the choice, in which nothing is auto.
+TEST(PlanRun, AutoIsRecordedAsChosenAndHasItsBits) {
+  const auto data = scratch("text"), metrics = scratch("metrics"), folder = fresh("auto"),
+             profile = scratch("profile");
+  write_file(data, golden_text());
+  const Flags model = {"--data", data.string(), "--dim",   "32", "--heads", "4",
+                       "--seq",  "16",          "--batch", "8",  "--steps", "3"};
+  const Flags ranks = {"--ranks", "4", "--optimizer", "muon"};
+  for (const Flags& more :
+       {Flags{}, Flags{"--memory-limit", "9M", "--layout", "even_rows", "--hardware", "h100"},
+        Flags{"--replicas", "2", "--grad-accum", "2"}}) {
+    const Flags flags = model + ranks + more;
+    const Finished f = run_train_gpt(flags + Flags{"--strategy", "auto", "--metrics", metrics.string(),
+                                                   "--save", folder.string(), "--plan", "false"});
+    ASSERT_EQ(f.exit_code, 0) << f.err;
+    EXPECT_THAT(f.out, testing::StartsWith("strategy: --strategy "));
+    std::istringstream words(f.out.substr(10, f.out.find(',') - 10));
+    const Flags chosen(std::istream_iterator<std::string>(words), {});
+    const auto config =
+        nlohmann::json::parse(read_file(metrics).substr(0, read_file(metrics).find('\n'))).at("config");
+    EXPECT_EQ(config.at("strategy"), chosen.at(1));
+    EXPECT_EQ(config.at("hardware"), "");
+    const Finished resumed = run_train_gpt(Flags{"--resume", folder.string(), "--data", data.string(),
+                                                 "--eval-only", "--metrics", metrics.string()});
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    const auto without_profile = [&] {
+      Flags same = flags;
+      const auto at = std::ranges::find(same, "--hardware");
+      if (at != same.end()) same.erase(at, at + 2);
+      return same;
+    }();
+    const auto losses = [](const std::filesystem::path& file) {
+      std::vector<double> all;
+      for (const auto& step : read_steps(file)) all.push_back(step.at("loss"));
+      return all;
+    };
+    const auto explicit_metrics = scratch("explicit");
+    const Finished same =
+        run_train_gpt(without_profile + chosen + Flags{"--metrics", explicit_metrics.string(), "--quiet"});
+    EXPECT_EQ(same.exit_code, 0) << same.err;
+    EXPECT_EQ(losses(explicit_metrics).size(), 3u);
+    EXPECT_EQ(losses(metrics), losses(explicit_metrics));
+    std::filesystem::remove_all(folder);
+  }
+}
+
+TEST(PlanRun, AutoThatFitsNowhereNamesTheNearest) {
+  const auto data = scratch("text");
+  write_file(data, golden_text());
+  const Finished f =
+      run_train_gpt({"--data", data.string(), "--ranks", "2", "--strategy", "auto", "--memory-limit", "1M"});
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_THAT(f.err, testing::StartsWith(
+                         "train_gpt: --strategy auto: no run fits in 1.0 MiB of a rank; the nearest takes"));
 }
 
 }  // namespace

@@ -79,18 +79,20 @@ Flags draw_arrangement(Dice& dice, const Drawn& run) {
   Flags flags = {"--ranks",    std::to_string(run.data * run.tp * run.context),
                  "--tp",       std::to_string(run.tp),
                  "--context",  std::to_string(run.context),
-                 "--strategy", dice.of(kStrategies),
-                 "--layout",   dice.of<std::string>({"ragged", "even_rows", "whole_param"})};
+                 "--strategy", dice.of(kStrategies + Flags{"auto"})};
+  const bool chosen = flags.back() == "auto" && dice.one_in(2);  // with what is not given here
+  if (!chosen)
+    flags = flags + Flags{"--layout", dice.of<std::string>({"ragged", "even_rows", "whole_param"})};
   if (run.experts) flags = flags + Flags{"--expert-parallel", run.data > 1 ? "2" : "1"};
   if (!run.experts && run.data % 2 == 0 && run.data != 6 && dice.one_in(2))
     flags = flags + Flags{"--replicas", "2", "--outer", dice.of<std::string>({"no_shard", "optim"})};
   const std::string recompute = dice.of<std::string>({"none", "none", "blocks", "offload"});
   const bool offload = dice.one_in(2);
-  flags = flags + Flags{"--recompute", recompute};
+  if (!chosen) flags = flags + Flags{"--recompute", recompute};
   if (offload)
     flags = flags + Flags{"--offload", run.masters && dice.one_in(2) ? "state,master" : "state",
                           "--offload-window", dice.of<std::string>({"1K", "5K", "100K"})};
-  if (offload || recompute == "offload")
+  if (offload || (!chosen && recompute == "offload"))
     flags = flags + Flags{"--offload-folder", scratch("").parent_path().string()};
   if (run.muon && dice.one_in(3)) flags = flags + Flags{"--muon-mode", "owner"};
   return flags;

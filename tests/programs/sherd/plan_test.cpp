@@ -138,6 +138,18 @@ TEST_F(PlanProgram, SearchesTheFastestRunThatFits) {
   EXPECT_TRUE(std::filesystem::exists(folder_.path() / "search.svg"));
 }
 
+TEST_F(PlanProgram, PlansTheChoiceOfAuto) {
+  const std::string run = "--world 4 --dim 64 --heads 4 --layers 2 --seq 32 --batch 8 --hardware h100";
+  double fastest = 1e9;
+  for (const char* const strategy : {"zero0", "zero1", "zero2", "zero3"})
+    fastest =
+        std::min(fastest, plan_of(run + " --strategy " + strategy).at("step_ms").at("total").get<double>());
+  const json chosen = plan_of(run + " --strategy auto --layout ragged --prefetch 1 --recompute none");
+  EXPECT_LE(chosen.at("step_ms").at("total"), fastest * 1.005);
+  EXPECT_NE(chosen.at("strategy"), "auto");
+  EXPECT_THAT(plan(run + " --strategy auto").out, HasSubstr("the fastest that fits: "));
+}
+
 TEST_F(PlanProgram, SearchSaysByHowMuchNothingFits) {
   const std::string run =
       "--world 2 --dim 256 --heads 4 --layers 2 --seq 32 --batch 2 --hardware h100 --search --keep-bits "
@@ -152,6 +164,8 @@ TEST_F(PlanProgram, RefusesConstraintsThatCannotBe) {
   for (const auto& [flags, message] :
        {std::pair("--search --world 8 --batch 3",
                   "--search: no arrangement of 8 ranks that is allowed divides a batch of 3"),
+        {"--strategy auto --pipeline 2 --world 8 --preset llama3-8b",
+         "--strategy auto: of runs of train_gpt alone"},
         {"--keep-bits --world 8", "--keep-bits: a constraint of --search; give both"},
         {"--max-tp 2 --world 8", "--max-tp: a constraint of --search; give both"},
         {"--search --pipeline 2 --world 8 --preset llama3-8b", "--search: of runs of train_gpt alone"},

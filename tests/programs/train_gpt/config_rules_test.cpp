@@ -21,8 +21,25 @@ namespace {
 
 using sherd::InvalidArgument;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
+
+TEST(Config, RatesAreOfTheChoiceOfTheStrategyAlone) {
+  EXPECT_THAT(refusal({"--hardware", "h100"}),
+              HasSubstr("--hardware h100: nothing else is planned by rates; give --strategy auto"));
+  EXPECT_THAT(refusal({"--strategy", "auto", "--hardware", "h1"}),
+              HasSubstr("--hardware: hardware 'h1' is unknown"));
+  EXPECT_EQ(parse({"--strategy", "auto"}).strategy, std::nullopt);
+  EXPECT_THAT(parse({"--strategy", "auto"}).chosen,
+              ElementsAre("strategy", "layout", "prefetch", "recompute"));
+  EXPECT_THAT(parse({"--strategy", "auto", "--prefetch", "1", "--layout", "ragged"}).chosen,
+              ElementsAre("strategy", "recompute"));
+  EXPECT_THAT(parse({}).chosen, IsEmpty());
+  EXPECT_EQ(refusal({"--strategy", "auto", "--layout", "whole_param", "--bucket-size", "1000"}),
+            "nothing was thrown");
+}
 
 TEST(Config, RulesAmongFields) {
   EXPECT_THAT(refusal({"--ranks", "6", "--replicas", "4", "--batch", "12"}),

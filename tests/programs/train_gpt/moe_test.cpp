@@ -216,7 +216,7 @@ Found run(const Host& host, DType dtype = DType::f32) {
              .balance = c.balance},
             nn::ExpertParallel::of(expert_mesh));
     FullyShardOptions o;
-    o.strategy = *c.strategy;
+    o.strategy = c.strategy;
     o.compute_dtype = dtype;
     FullyShardOptions expert_options = o;
     expert_options.shard_dim = "expert_shard";

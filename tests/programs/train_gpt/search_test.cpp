@@ -9,6 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "parse_flags.h"
+#include "train_gpt/run/strategy_choice.h"
+#include "train_gpt/settings/settings.h"
 
 namespace train_gpt {
 namespace {
@@ -98,6 +100,44 @@ TEST(Search, FindsTheFastestOfTheFullEnumeration) {
   EXPECT_GT(fits, 100);
   EXPECT_GT(nothing, 5);
   EXPECT_GT(spared, 50) << "bounds leave candidates out";
+}
+
+// Fixed settings stay, and the rest has the bits of optim_grads_params.
+TEST(StrategyChoice, IsTheFastestOfTheFullEnumeration) {
+  for (const Words& more :
+       {Words{}, Words{"--layout", "even_rows"}, Words{"--optimizer", "muon", "--grad-accum", "2"},
+        Words{"--recompute", "blocks", "--replicas", "2"}}) {
+    Words flags = {"--ranks", "4", "--strategy", "auto", "--dim",   "64",
+                   "--heads", "4", "--layers",   "2",    "--batch", "8"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const TrainConfig given = parse(flags);
+    SearchOptions options = options_of("cpu", 4);
+    TrainConfig base = given;
+    base.strategy = sherd::Strategy::optim_grads_params;
+    Constraints constraints{
+        .fixed = {kSearched.begin(), kSearched.end()}, .keep_bits = true, .names_no_folder = true};
+    for (const std::string& name : given.chosen) constraints.fixed.erase(name);
+    Search every(base, options);
+    const SearchResult all = every.enumerate(constraints);
+    const auto [least, most] = std::ranges::minmax(all.candidates, {}, &Candidate::bytes);
+    for (const int64_t limit : {least.bytes, (least.bytes + most.bytes) / 2, most.bytes}) {
+      constraints.memory_bytes = options.hardware.memory_bytes = limit;
+      const StrategyChoice choice = choose_strategy(given, options);
+      const Candidate& want = every.enumerate(constraints).candidates.front();
+      const TrainConfig& c = choice.config;
+      EXPECT_EQ(sherd::play(forecast(c, 0, options.forecast).rank.record, options.hardware).total,
+                sherd::play(forecast(want.config, 0, options.forecast).rank.record, options.hardware).total)
+          << choice.reason;
+      for (const std::string& name : kSearched)
+        if (std::ranges::count(given.chosen, name) == 0) {
+          EXPECT_THAT(changed_flags(c, given, [&](std::string_view n) { return n == name; }), IsEmpty());
+        }
+      EXPECT_THAT(choice.reason, HasSubstr("the fastest that fits"));
+    }
+    options.hardware.memory_bytes = least.bytes / 2;
+    EXPECT_THAT(message_of<sherd::OutOfMemory>([&] { (void)choose_strategy(given, options); }),
+                HasSubstr("--strategy auto: no run fits in"));
+  }
 }
 
 }  // namespace
