@@ -228,15 +228,18 @@ FITTED = {('0.5B', 1), ('3B', 1), ('1.5B', 8), ('7B', 8)}
 OFFLOADED = {'14B'}  # state in host memory, which is not planned
 
 
-def llmq():
+def qwen(model):
     keys = ('hidden_size', 'num_hidden_layers', 'num_attention_heads', 'num_key_value_heads', 'intermediate_size', 'vocab_size',
             'tie_word_embeddings')
+    return dict(zip(keys, QWEN[model]), model_type='qwen2', max_position_embeddings=32768, rms_norm_eps=1e-6, rope_theta=1e6,
+                hidden_act='silu', use_sliding_window=False)
+
+
+def llmq():
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for model, gpus, tokens in LLMQ:
-            config = dict(zip(keys, QWEN[model]), model_type='qwen2', max_position_embeddings=32768, rms_norm_eps=1e-6, rope_theta=1e6,
-                          hidden_act='silu', use_sliding_window=False)
-            (Path(folder) / 'config.json').write_text(json.dumps(config))
+            (Path(folder) / 'config.json').write_text(json.dumps(qwen(model)))
             p = plan(f'--model {folder} --world {gpus} --hardware h100 --seq 1024 --batch {32 * gpus} --strategy zero1')
             use = 'fitted' if (model, gpus) in FITTED else 'in host memory' if model in OFFLOADED else 'predicted'
             rows.append((f'Qwen2.5 {model}, {gpus} H100', use, tokens, p))
@@ -327,6 +330,38 @@ def search():
     return indented(run(BIN / 'sherd', 'plan', *LLAMA.split(), '--world', 8, '--batch', 16, '--search', '--keep-bits'))
 
 
+def searched(flags):
+    return json.loads(run(BIN / 'sherd', 'plan', '--json', '--search', *flags.split()))
+
+
+def found():
+    """Published configurations beside what a search of their ranks, batch and sequences finds."""
+    runs = [('Llama 3.1 8B, 8 H100', f'{LLAMA} --world 8 --batch 16', ''), ('Llama 3.1 8B, 128 H100', f'{LLAMA} --world 128 --batch 256', ''),
+            ('Llama 3 70B, 64 H100', '--preset llama3-70b --hardware h100 --world 64 --batch 64 --seq 8192', '')]
+    for name, _, gpus, _, flags in AUTOMODEL:
+        if '--pipeline' not in flags:
+            model, batch = re.search(r'--preset (\S+)', flags)[1], re.search(r'--batch (\d+)', flags)[1]
+            base = f'--preset {model} --world {gpus} --hardware h100 --seq 4096 --batch {batch}'
+            runs.append((name, base, re.sub(r'--(preset|batch) \S+', '', flags)))
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for model, gpus, _ in LLMQ:
+            (Path(folder) / model).mkdir(exist_ok=True)
+            (Path(folder) / model / 'config.json').write_text(json.dumps(qwen(model)))
+            runs.append((f'Qwen2.5 {model}, {gpus} H100', f'--model {folder}/{model} --world {gpus} --hardware h100 --seq 1024 --batch {32 * gpus}',
+                         '--strategy zero1'))
+        for name, base, flags in runs:
+            published, best = plan(f'{base} {flags}'), searched(base)
+            step = published['step_ms']['total']
+            assert not published['fits'] or best['best'][0]['step_ms'] <= step * 1.005, name
+            if best['fits']:
+                answer = [f'{best["best"][0]["step_ms"]:,.0f}', '`' + ' '.join(best['best'][0]['flags']) + '`']
+            else:
+                answer = ['nothing fits', '']
+            rows.append([name, f'{step:,.0f}', 'yes' if published['fits'] else 'no', *answer])
+    return table(['configuration', 'published, predicted ms', 'fits', 'found ms', 'flags'], rows)
+
+
 def kimi_search():
     return indented(run(BIN / 'sherd', 'plan', *'--preset kimi-k2 --hardware b200 --world 256 --batch 1024 --search'.split()))
 
@@ -337,7 +372,7 @@ def sweep():
 
 
 def main():
-    tables = {'example': example, 'search': search, 'kimi search': kimi_search, 'flops': flops, 'memory': memory, 'megatron': megatron, 'llmq': llmq, 'automodel': automodel,
+    tables = {'example': example, 'search': search, 'kimi search': kimi_search, 'found': found, 'flops': flops, 'memory': memory, 'megatron': megatron, 'llmq': llmq, 'automodel': automodel,
               'published time': published_time, 'sweep': sweep, 'h200': h200, 'kimi': kimi, 'kimi published': kimi_published}
     if '--time' in sys.argv:
         tables['time'] = time_here

@@ -37,6 +37,8 @@ struct Own {
 };
 constexpr Own kOwn[] = {
     {"ranks", "number of ranks: replicas x shards; default in a job with --comm nccl or mpi: its processes"},
+    {"strategy", "sharding strategy; zero0, zero1, zero2 and zero3 are aliases, in this order",
+     "no_shard|optim|optim_grads|optim_grads_params"},
     {"layout", nullptr, "ragged|even_rows|whole_param"},
     {"recompute", "blocks: drop the activations of blocks and compute them again in backward", "none|blocks"},
     {"seed", "seed of libtorch's generator, for the first weights"},
@@ -79,7 +81,7 @@ std::vector<sherd::MeshDim> mesh_of(const Config& c) {
 
 sherd::FullyShardOptions shard_options(const Config& c) {
   sherd::FullyShardOptions o;
-  o.strategy = c.strategy;
+  o.strategy = *c.strategy;
   o.layout = train_gpt::layout_of(c).policy;
   o.reshard_after_forward = c.reshard_after_forward;
   o.compute_dtype = c.precision;

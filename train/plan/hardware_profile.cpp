@@ -118,6 +118,7 @@ HardwareProfile cpu() {
   return {.name = "cpu",
           .memory_bytes = int64_t{16} << 30,
           .ranks_per_host = 64,
+          .shares_cores = true,
           .memory_bytes_per_s = 10e9,
           .offload_bytes_per_s = 2e9,
           .operation_s = 2e-6,
@@ -255,6 +256,7 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& source)
   p.memory_bytes = static_cast<int64_t>(o.number("memory_bytes", std::nullopt, 1, kMostBytes));
   p.communicator_bytes = static_cast<int64_t>(o.number("communicator_bytes", 0, 0, kMostBytes));
   p.ranks_per_host = static_cast<int>(o.number("ranks_per_host", std::nullopt, 1, kMostRanks));
+  p.shares_cores = o.flag("shares_cores", false);
   p.peak_flops = positive_or_0("peak_flops");
   if (o.has("peak_flops_32"))
     p.peak_flops_32 = positive_or_0("peak_flops_32");
@@ -284,6 +286,7 @@ std::string to_text(const HardwareProfile& p) {
                                {"memory_bytes", p.memory_bytes},
                                {"communicator_bytes", p.communicator_bytes},
                                {"ranks_per_host", p.ranks_per_host},
+                               {"shares_cores", p.shares_cores},
                                {"peak_flops", p.peak_flops},
                                {"peak_flops_32", p.peak_flops_32},
                                {"memory_bytes_per_s", p.memory_bytes_per_s},

@@ -42,6 +42,8 @@ struct HardwareProfile {
   /// profiles.
   int64_t communicator_bytes = 0;
   int ranks_per_host = 8;
+  /// Collectives take their time from the cores that compute: ranks on CPUs whose threads use all cores.
+  bool shares_cores = false;
   /// Dense peaks of the data sheet, FLOP/s, of products of 16-bit and of f32 factors; 0: unknown.
   double peak_flops = 0, peak_flops_32 = 0;
   double memory_bytes_per_s = 0;

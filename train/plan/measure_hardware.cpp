@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <thread>
 
 #include <sherd/kernels/device/hardware.h>
 #include <sherd/kernels/ops.h>
@@ -82,9 +83,11 @@ LinkProfile measure_link(RankContext& rank, double memory_bytes_per_s) {
 
 }  // namespace
 
+int64_t memory_of_host() { return ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE); }
+
 int64_t memory_of(const RankContext& rank) {
   const int64_t memory = rank.device->total_memory();
-  return memory > 0 ? memory : ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE) / rank.world->size();
+  return memory > 0 ? memory : memory_of_host() / rank.world->size();
 }
 
 HardwareProfile measure_hardware(RankContext& rank) {
@@ -103,6 +106,9 @@ HardwareProfile measure_hardware(RankContext& rank) {
     s.synchronize();
     p.communicator_bytes = device.allocator().live_bytes("NCCL") - before;
   }
+  p.shares_cores =
+      device.kind() == DeviceKind::cpu &&
+      rank.world->size() * device.threads() >= static_cast<int>(std::thread::hardware_concurrency());
   p.memory_bytes_per_s = 2.0 * kCopied / seconds_of_one(s, [&] { ops::copy(s, to, from); });
   const Tensor rest = Tensor::at(Place::host, device, {kCopied}, DType::u8, MemoryClass::scratch, "measured");
   p.offload_bytes_per_s = kCopied / seconds_of_one(s, [&] { ops::copy(s, rest, from); });

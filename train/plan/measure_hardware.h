@@ -11,7 +11,9 @@ namespace sherd {
 /// world. Collective; rank 0's figures are the profile.
 [[nodiscard]] HardwareProfile measure_hardware(RankContext& rank);
 
-/// Returns the bytes of the rank's GPU or, on CPUs, of an equal part of the machine's memory, as if all ranks shared it.
+/// Returns the bytes of this machine's memory.
+[[nodiscard]] int64_t memory_of_host();
+/// Returns the bytes of the rank's GPU or, on CPUs, an equal part of this machine's memory, as if it had all ranks.
 [[nodiscard]] int64_t memory_of(const RankContext& rank);
 
 }  // namespace sherd

@@ -80,7 +80,9 @@ class Player {
     if (fresh) known->second = ranks_on_a_host(*x.ranks, hardware_.ranks_per_host);
     double& link = free_[known->second < ranks];
     const double begin = std::max({at(e), host_, link});
-    at(e) = link = begin + seconds_of(static_cast<double>(x.bytes), ranks, known->second, hardware_);
+    const double seconds = seconds_of(static_cast<double>(x.bytes), ranks, known->second, hardware_);
+    at(e) = link = begin + seconds;
+    if (hardware_.shares_cores && e.stream != 0) at_.front() += seconds;
     note(e, x.op, begin);
   }
 

@@ -25,7 +25,7 @@ double seconds_of(const Work& work, WorkKind kind, const HardwareProfile& hardwa
 double seconds_of(double bytes, int ranks, int here, const HardwareProfile& hardware);
 
 /// Plays the record: streams run beside each other and wait for events, the collectives of one link follow each
-/// other, and the host waits where it synchronizes.
+/// other, and the host waits where it synchronizes. Where collectives share cores with operations, these begin later by their time.
 /// @param records where not null, receives each operation with its times in microseconds, as a Trace has them
 [[nodiscard]] StepTime play(const DryRecord& record, const HardwareProfile& hardware,
                             std::vector<TraceRecord>* records = nullptr);

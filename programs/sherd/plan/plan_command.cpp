@@ -96,6 +96,7 @@ CLI::App* PlanCommand::add_to(CLI::App& app) {
 
 int PlanCommand::run(std::ostream& out, std::ostream& err) {
   flags.run = app_->remaining();
+  flags.several = compare || !sweep.empty();
   if (!measure.empty()) flags.hardware = "cpu";  // of the run's own --device
   PlanRequest request;
   try {

@@ -225,6 +225,10 @@ void choose(PlanRequest& r, const PlanFlags& flags) {
     r.config.strategy = train_gpt::TrainConfig().strategy;
     return;
   }
+  if (flags.several)
+    throw InvalidArgument(
+        "--strategy auto: the choice for these ranks alone; leave --compare and --sweep out, or name a "
+        "strategy");
   if (r.pipeline > 1 || r.listed)
     throw InvalidArgument("--strategy auto: of runs of train_gpt alone; leave --pipeline and --params out");
   r.config.chosen = chosen;

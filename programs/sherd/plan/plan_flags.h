@@ -15,6 +15,7 @@ struct PlanFlags {
   int64_t pipeline = 1;
   bool search = false, keep_bits = false;
   int64_t max_tp = 0;  // 0: ranks of a host
+  bool several = false;  // runs of other strategies or ranks are planned, too: --compare, --sweep
   /// Flags of the run, as train_gpt spells them, or by the names of kAliases.
   std::vector<std::string> run;
 };

@@ -153,7 +153,9 @@ std::string search_table(const PlanRequest& r, const PlanSearch& s) {
       s.result.considered, s.result.too_large, s.result.runs);
   const int64_t limit = r.memory_bytes();
   if (s.result.candidates.empty()) {
-    text += "NO CANDIDATE CAN BE RUN: rules refuse all; leave some of the flags to the search\n";
+    text +=
+        fmt::format("NO CANDIDATE CAN BE RUN: {}\n",
+                    s.result.refused.empty() ? "leave some of the flags to the search" : s.result.refused);
   } else if (!s.result.fits()) {
     const Candidate& nearest = s.result.candidates.front();
     text += fmt::format("NOTHING FITS in {} of a rank. The nearest takes {}, {} too much: {}\n",

@@ -27,6 +27,11 @@ bool has_buckets(const TrainConfig& c) {
   return layout_of(c).policy == sherd::LayoutPolicy::whole_param && splits_state;
 }
 
+/// Returns whether several ranks hold the same weights.
+bool repeats_weights(const TrainConfig& c) {
+  return c.tp > 1 || c.replicas > 1 || (c.ranks > 1 && c.strategy != sherd::Strategy::optim_grads_params);
+}
+
 /// Ranks that compute with the same sequences.
 int64_t ranks_of_a_sequence(const TrainConfig& c, const RuleCheck& rules) {
   return (rules.good("tp") ? c.tp : 1) * (rules.good("context") ? c.context : 1);
@@ -139,10 +144,8 @@ void check_guards(const TrainConfig& c, const RuleCheck& rules) {
   if (rules.good("verify_step", "steps", "stop_at") && c.steps > 0 && c.verify_step > c.last_step())
     rules.refuse("verify_step", "the run ends with step {}; give an earlier one", c.last_step());
   // On the command line alone: a config file may serve several arrangements of ranks.
-  const bool repeats =
-      c.tp > 1 || c.replicas > 1 || (c.ranks > 1 && c.strategy != sherd::Strategy::optim_grads_params);
   if (rules.good("ranks", "replicas", "tp", "strategy") && rules.given().flags.has("check_replicas") &&
-      c.check_replicas > 0 && !repeats)
+      c.check_replicas > 0 && !repeats_weights(c))
     rules.refuse(
         "check_replicas",
         "no two ranks hold the same weights with --ranks {} and --strategy {}; leave it out, or give "
@@ -182,6 +185,14 @@ void check_rules(const TrainConfig& config, const std::set<std::string_view>& ba
   check_work(config, rules);
   check_optimizers(config, rules);
   if (source) check_model(config, *source, rules);
+}
+
+std::vector<std::string> idle_under_strategy(const TrainConfig& c) {
+  std::vector<std::string> idle;
+  if (c.bucket_size != TrainConfig().bucket_size && !has_buckets(c))
+    idle.push_back(sherd::flag_of("bucket_size"));
+  if (c.check_replicas > 0 && !repeats_weights(c)) idle.push_back(sherd::flag_of("check_replicas"));
+  return idle;
 }
 
 }  // namespace train_gpt

@@ -18,4 +18,7 @@ struct ModelSource;  // model_source.h
 void check_rules(const TrainConfig& config, const std::set<std::string_view>& bad, const Given& given,
                  std::vector<std::string>& problems, const ModelSource* source = nullptr);
 
+/// Returns the flags of settings that have no effect on this run, of those that a strategy decides about: "--bucket-size".
+std::vector<std::string> idle_under_strategy(const TrainConfig& config);
+
 }  // namespace train_gpt

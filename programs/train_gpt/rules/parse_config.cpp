@@ -172,11 +172,8 @@ CommandLine parse_config(int argc, const char* const* argv) {
   if (!problems.empty() && !unread.empty())
     problems.push_back(
         fmt::format("--resume {}: its settings cannot be read: {}", line.config.resume, unread));
-  if (!c.strategy) {
-    line.config.chosen = {"strategy"};
-    for (const char* const name : {"layout", "prefetch", "recompute"})
-      if (!is_given(name)) line.config.chosen.emplace_back(name);
-  }
+  for (const std::string_view name : kChosen)
+    if (!c.strategy && (name == "strategy" || !is_given(name))) line.config.chosen.emplace_back(name);
   sherd::throw_problems(problems);
   if (line.config.eval_only || line.config.sample_only) drop_outputs_of_training(line.config);
   for (std::string& idle : idle_variables(line.config)) line.notes.push_back(std::move(idle));

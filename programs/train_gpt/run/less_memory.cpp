@@ -21,9 +21,8 @@ std::string remedies_in_words(const TrainConfig& config, const sherd::RankContex
     const std::vector<Candidate> found =
         remedies(config, options, {.memory_bytes = std::min(limit, planned / 20 * 19)}, 3);
     if (found.empty()) return "";
-    std::string text =
-        fmt::format("\nThe run is planned to take {:.1f} MiB and {:.2f} ms a step.",
-                    static_cast<double>(planned) / (1 << 20), play(now.record, options.hardware).total * 1e3);
+    std::string text = fmt::format("\nThe run is planned to take {} and {:.2f} ms a step.",
+                                   size_text(planned), play(now.record, options.hardware).total * 1e3);
     for (const Candidate& c : found) text += "\n  " + in_words(c);
     return text;
   } catch (const sherd::Error&) {

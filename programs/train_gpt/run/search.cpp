@@ -40,8 +40,8 @@ struct Run {
 };
 
 struct Node {
-  double time = 0;  // lower bound of its candidates'
-  int changes = 0;  // axes with another value than the base's
+  double time = 0, bytes = 0;  // lower bounds of its candidates'
+  int changes = 0;             // axes with another value than the base's
   Pick pick{};
   size_t axes = 0;      // that are picked
   bool shaped = false;  // has the bound of its shape
@@ -67,6 +67,7 @@ struct Search::Impl {
   std::map<std::string, std::optional<Run>> runs;  // nullopt: the run is not possible
   std::map<std::string, LeastMicrobatch> shapes;
   SearchResult result;
+  std::string refused;
   int64_t made = 0, work = 0;  // dry runs of this search, and their operations
 
   double limit() const {
@@ -97,17 +98,23 @@ struct Search::Impl {
     }
   }
 
-  bool keeps_rules(const TrainConfig& c) const {
+  bool keeps_rules(const TrainConfig& c) {
     const sherd::GivenFlags none;
     const Given given{none, [](std::string_view) { return false; }};
     std::vector<std::string> problems;
     check_rules(c, {}, given, problems, source ? &*source : nullptr);
-    return problems.empty();
+    if (problems.empty()) return true;
+    refuse(problems.front());
+    return false;
+  }
+  void refuse(const std::string& reason) {
+    if (refused.empty()) refused = reason;
   }
 
   Forecast dry_run(const TrainConfig& c, int rank) {
     Forecast f = forecast(c, rank, options.forecast);
     ++made;
+    if (options.on_dry_run) options.on_dry_run();
     // Muon's plan goes through the matrices of all ranks.
     work += std::ssize(f.rank.record.entries) +
             std::ssize(f.newton_schulz_cost) * c.layers * std::max<int64_t>(1, c.experts) / 10;
@@ -196,7 +203,8 @@ struct Search::Impl {
       if (!run) return nullptr;
       if (run->time.total < enough && static_cast<double>(run->bytes) <= limit())
         for (const int rank : std::exchange(run->further, {})) add_rank(*run, c, rank);
-    } catch (const sherd::Error&) {
+    } catch (const sherd::Error& e) {
+      refuse(e.what());
       run.reset();
     }
     return run ? &*run : nullptr;
@@ -237,14 +245,19 @@ struct Search::Impl {
     return true;
   }
 
+  void set_figures(Candidate& c, const Run& run) const {
+    c.time = run.time;
+    c.bytes = run.bytes;
+    c.host_bytes = run.host_bytes;
+    c.fits = static_cast<double>(run.bytes) <= limit() &&
+             (options.host_bytes == 0 || run.host_bytes <= options.host_bytes);
+  }
+
   void add(const TrainConfig& c, const Node& n, const Run& run) {
     result.candidates.push_back({.config = c,
-                                 .time = run.time,
-                                 .bytes = run.bytes,
-                                 .host_bytes = run.host_bytes,
-                                 .fits = static_cast<double>(run.bytes) <= limit(),
                                  .same_bits = same_bits(n),
                                  .changes = changed_flags(c, base, [](std::string_view) { return true; })});
+    set_figures(result.candidates.back(), run);
   }
 
   /// Raises the bounds of a candidate by the run of another one that offloads nothing, has the same layout, and differs in forms
@@ -274,6 +287,7 @@ struct Search::Impl {
   }
 
   SearchResult search(const Constraints& limits, int64_t most_work, bool every);
+  void sort_candidates();
   void prefer_few_changes();
   void add_nearest(std::vector<std::pair<double, Node>> dropped);
 };
@@ -285,7 +299,8 @@ SearchResult Search::Impl::search(const Constraints& limits, int64_t most_work, 
   const auto later = [](const Node& a, const Node& b) { return a.order() > b.order(); };
   std::priority_queue<Node, std::vector<Node>, decltype(later)> queue(later);
   std::vector<std::pair<double, Node>> dropped;
-  const auto push = [&](const Node& n, double bytes) {
+  const auto push = [&](Node n, double bytes) {
+    n.bytes = bytes;
     if (every || bytes <= limit()) return queue.push(n);
     dropped.emplace_back(bytes, n);
     result.too_large += n.axes == kArrangement;
@@ -307,7 +322,10 @@ SearchResult Search::Impl::search(const Constraints& limits, int64_t most_work, 
     queue.pop();
     const double enough = every ? kNever : best.back() * (1 - options.tolerance);
     result.bound = n.time;
-    if (!every && (n.time >= enough || work >= most_work)) break;
+    if (!every && (n.time >= enough || work >= most_work)) {
+      result.ended_early = n.time < enough;
+      break;
+    }
     const TrainConfig c = config_of(n);
     if (!n.shaped) {
       if (!keeps_rules(c)) continue;
@@ -351,12 +369,35 @@ SearchResult Search::Impl::search(const Constraints& limits, int64_t most_work, 
   }
   result.bound = queue.empty() ? best.front() : std::min(best.front(), result.bound);
   result.runs = made;
-  if (best.front() == kNever) add_nearest(std::move(dropped));
-  std::ranges::stable_sort(result.candidates, {}, [](const Candidate& c) {
-    return std::tuple(!c.fits, c.fits ? c.time.total : static_cast<double>(c.bytes), c.changes.size());
-  });
+  if (best.front() == kNever) {
+    for (; !queue.empty(); queue.pop()) dropped.emplace_back(queue.top().bytes, queue.top());
+    add_nearest(std::move(dropped));
+  }
+  result.refused = refused;
+  sort_candidates();
   prefer_few_changes();
   return std::move(result);
+}
+
+/// Sorts by time, until those that may come first have the figures of all planned ranks.
+void Search::Impl::sort_candidates() {
+  auto& all = result.candidates;
+  for (bool complete = false; !complete;) {
+    std::ranges::stable_sort(all, {}, [](const Candidate& c) {
+      return std::tuple(!c.fits, c.fits ? c.time.total : static_cast<double>(c.bytes), c.changes.size());
+    });
+    complete = true;
+    if (!result.fits()) return;
+    const double enough = all.front().time.total * (1 + options.tolerance);
+    for (Candidate& c : all) {
+      if (!c.fits || c.time.total > enough) break;
+      const Run* const run = run_of(c.config, kNever);
+      const double before = c.time.total;
+      if (run != nullptr) set_figures(c, *run);
+      c.fits = c.fits && run != nullptr;
+      complete = complete && c.fits && c.time.total == before;
+    }
+  }
 }
 
 /// Puts the candidate with the fewest changes first of those that are as fast by the tolerance; bits that stay count first.
@@ -439,11 +480,15 @@ std::string size_text(int64_t bytes) {
   return mib < 1e4 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.1f} GiB", mib / 1024);
 }
 
+std::string memory_text(const Candidate& c) {
+  return size_text(c.bytes) +
+         (c.host_bytes > 0 ? fmt::format(" and {} on the host", size_text(c.host_bytes)) : "");
+}
+
 std::string in_words(const Candidate& c) {
-  return fmt::format("{} {}: {}{}, {:.2f} ms a step, {}", c.fits ? "fits with" : "does not fit, nearest with",
-                     fmt::join(c.changes, " "), size_text(c.bytes),
-                     c.host_bytes > 0 ? fmt::format(" and {} on the host", size_text(c.host_bytes)) : "",
-                     c.time.total * 1e3, c.same_bits ? "the same bits" : "other bits");
+  return fmt::format("{} {}: {}, {:.2f} ms a step, {}", c.fits ? "fits with" : "does not fit, nearest with",
+                     fmt::join(c.changes, " "), memory_text(c), c.time.total * 1e3,
+                     c.same_bits ? "the same bits" : "other bits");
 }
 
 SearchOptions search_options(const sherd::RankContext& rank) {
@@ -453,7 +498,8 @@ SearchOptions search_options(const sherd::RankContext& rank) {
   const bool gpu = device.kind() == sherd::DeviceKind::cuda;
   SearchOptions options{.hardware = known ? *known : sherd::hardware_profile(gpu ? "h100" : "cpu"),
                         .forecast = {.device = dry_options(device)}};
-  options.hardware.memory_bytes = memory_of(rank);
+  options.hardware.memory_bytes = gpu ? memory_of(rank) / 20 * 19 : memory_of(rank);
+  if (gpu) options.host_bytes = memory_of_host() / rank.world->size();
   return options;
 }
 

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,6 +41,8 @@ struct SearchOptions {
   int64_t most_work = 6'000'000;
   /// Bounds leave out what is not faster than so many others.
   size_t wanted = 1;
+  int64_t host_bytes = 0;  // of a rank, that what is offloaded must fit in; 0: no limit
+  std::function<void()> on_dry_run = {};
 };
 
 struct Candidate {
@@ -52,11 +55,14 @@ struct Candidate {
 };
 
 struct SearchResult {
-  /// Those that had a dry run: what fits by time, then the rest by bytes. Slower ones may have the figures of rank 0 alone.
+  /// Those that had a dry run: what fits by time, then the rest by bytes. The first has the figures of all planned ranks; slower ones may
+  /// have those of rank 0 alone.
   std::vector<Candidate> candidates;
   int64_t considered = 0, too_large = 0;  // arrangements; those that do not fit by a bound
   double bound = 0;                       // seconds: no candidate that fits is faster
   int64_t runs = 0;                       // dry runs, but those that an earlier search made
+  bool ended_early = false;               // by the budget of dry runs
+  std::string refused = {};               // why a candidate could not be run; the first reason
   bool fits() const { return !candidates.empty() && candidates.front().fits; }
 };
 
@@ -88,10 +94,13 @@ std::vector<Candidate> remedies(const TrainConfig& base, SearchOptions options, 
 
 /// Returns "351.2 MiB", from 10,000 MiB on in GiB.
 std::string size_text(int64_t bytes);
+/// Returns "12.1 GiB and 1.5 GiB on the host".
+std::string memory_text(const Candidate& candidate);
 /// Returns how a run changes: "fits with --recompute blocks: 12.1 GiB, 351.20 ms a step, the same bits".
 std::string in_words(const Candidate& candidate);
 
-/// Returns the options of a search on this machine: the profile of the rank's GPU, or of a CPU, and the rank's memory.
+/// Returns the options of a search on this machine: the profile of the rank's GPU, or of a CPU; 95 % of the GPU's memory, whose context
+/// and libraries the plan does not count, or memory_of() a rank on CPUs; on GPUs an equal part of the host's memory for what is offloaded.
 SearchOptions search_options(const sherd::RankContext& rank);
 
 }  // namespace train_gpt

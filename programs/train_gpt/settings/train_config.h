@@ -19,6 +19,9 @@ struct ModelFiles;  // model/model_source.h
 /// The folder of C++ standard library headers that holds `vector`, for the compiler that built this program.
 std::string default_data_folder();
 
+/// The settings that --strategy auto chooses, but those that are given.
+inline constexpr const char* kChosen[] = {"strategy", "layout", "prefetch", "recompute"};
+
 /// The settings of a run, and what parse_config() derives from them. An empty file name means "no such file".
 struct TrainConfig : Settings {
   TrainConfig() { data = default_data_folder(); }
@@ -31,7 +34,7 @@ struct TrainConfig : Settings {
   /// when needed.
   std::shared_ptr<const ModelFiles> files = nullptr;
 
-  /// Settings that --strategy auto chooses, of kSearched (run/search_axes.h); not a setting.
+  /// Those of kChosen that the run chooses before it starts; not a setting. Empty without --strategy auto.
   std::vector<std::string> chosen;
 
   /// Returns whether weights come from the checkpoint of --resume, and not from the source of first weights.

@@ -132,6 +132,16 @@ TEST(PlanRun, AutoIsRecordedAsChosenAndHasItsBits) {
     EXPECT_EQ(same.exit_code, 0) << same.err;
     EXPECT_EQ(losses(explicit_metrics).size(), 3u);
     EXPECT_EQ(losses(metrics), losses(explicit_metrics));
+    const Flags sharded = {"--strategy", "optim_grads_params", "--layout",
+                           "ragged",     "--metrics",          explicit_metrics.string()};
+    EXPECT_EQ(run_train_gpt(without_profile + sharded).exit_code, 0);
+    EXPECT_EQ(losses(metrics), losses(explicit_metrics)) << "other bits than optim_grads_params";
+    // Chosen again, on other ranks.
+    const Finished again =
+        run_train_gpt({"--resume", folder.string(), "--data", data.string(), "--ranks", "2", "--strategy",
+                       "auto", "--recompute", "blocks", "--steps", "4"});
+    EXPECT_EQ(again.exit_code, 0) << again.err;
+    EXPECT_THAT(again.out, testing::HasSubstr("strategy: --strategy "));
     std::filesystem::remove_all(folder);
   }
 }
@@ -142,6 +152,7 @@ TEST(PlanRun, AutoThatFitsNowhereNamesTheNearest) {
   const Finished f =
       run_train_gpt({"--data", data.string(), "--ranks", "2", "--strategy", "auto", "--memory-limit", "1M"});
   EXPECT_EQ(f.exit_code, 1);
+  EXPECT_EQ(std::ranges::count(f.err, '\n'), 1) << f.err;
   EXPECT_THAT(f.err, testing::StartsWith(
                          "train_gpt: --strategy auto: no run fits in 1.0 MiB of a rank; the nearest takes"));
 }

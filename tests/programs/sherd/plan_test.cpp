@@ -166,6 +166,8 @@ TEST_F(PlanProgram, RefusesConstraintsThatCannotBe) {
                   "--search: no arrangement of 8 ranks that is allowed divides a batch of 3"),
         {"--strategy auto --pipeline 2 --world 8 --preset llama3-8b",
          "--strategy auto: of runs of train_gpt alone"},
+        {"--strategy auto --compare --world 2", "--strategy auto: the choice for these ranks alone"},
+        {"--strategy auto --sweep world=1..8", "--strategy auto: the choice for these ranks alone"},
         {"--keep-bits --world 8", "--keep-bits: a constraint of --search; give both"},
         {"--max-tp 2 --world 8", "--max-tp: a constraint of --search; give both"},
         {"--search --pipeline 2 --world 8 --preset llama3-8b", "--search: of runs of train_gpt alone"},

@@ -51,6 +51,9 @@ TEST(StepTime, StreamsOverlapAndWaitForEvents) {
   EXPECT_THAT(t.compute, DoubleNear(4, 1e-9));
   EXPECT_THAT(t.exposed_communication, DoubleNear(1, 1e-9));
   EXPECT_THAT(t.optimizer, DoubleNear(0.5, 1e-9));
+  HardwareProfile cores = simple();
+  cores.shares_cores = true;
+  EXPECT_THAT(play(r, cores).total, DoubleNear(6.5, 1e-9)) << "nothing runs beside the gather";
 }
 
 TEST(StepTime, ALinkCarriesOneCollectiveAtATime) {
