@@ -14,7 +14,7 @@ struct PlanFlags {
   std::string params = {};  // file or folder of read_listed()
   int64_t pipeline = 1;
   bool search = false, keep_bits = false;
-  int64_t max_tp = 0;  // 0: ranks of a host
+  int64_t max_tp = 0;    // 0: ranks of a host
   bool several = false;  // runs of other strategies or ranks are planned, too: --compare, --sweep
   /// Flags of the run, as train_gpt spells them, or by the names of kAliases.
   std::vector<std::string> run;
