@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <iterator>
 #include <map>
-#include <sstream>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -90,60 +88,39 @@ TEST(PlanRun, ExchangesOfHeadsAreThoseOfTheMetrics) {
   }
 }
 
-// Metrics and checkpoints have the choice, in which nothing is auto.
-TEST(PlanRun, AutoIsRecordedAsChosenAndHasItsBits) {
-  const auto data = scratch("text"), metrics = scratch("metrics"), folder = fresh("auto"),
-             profile = scratch("profile");
-  write_file(data, golden_text());
-  const Flags model = {"--data", data.string(), "--dim",   "32", "--heads", "4",
-                       "--seq",  "16",          "--batch", "8",  "--steps", "3"};
-  const Flags ranks = {"--ranks", "4", "--optimizer", "muon"};
-  for (const Flags& more :
-       {Flags{}, Flags{"--memory-limit", "9M", "--layout", "even_rows", "--hardware", "h100"},
-        Flags{"--replicas", "2", "--grad-accum", "2"}}) {
-    const Flags flags = model + ranks + more;
-    const Finished f = run_train_gpt(flags + Flags{"--strategy", "auto", "--metrics", metrics.string(),
-                                                   "--save", folder.string(), "--plan", "false"});
-    ASSERT_EQ(f.exit_code, 0) << f.err;
-    EXPECT_THAT(f.out, testing::StartsWith("strategy: --strategy "));
-    std::istringstream words(f.out.substr(10, f.out.find(',') - 10));
-    const Flags chosen(std::istream_iterator<std::string>(words), {});
-    const auto config =
-        nlohmann::json::parse(read_file(metrics).substr(0, read_file(metrics).find('\n'))).at("config");
-    EXPECT_EQ(config.at("strategy"), chosen.at(1));
-    EXPECT_EQ(config.at("hardware"), "");
-    const Finished resumed = run_train_gpt(Flags{"--resume", folder.string(), "--data", data.string(),
-                                                 "--eval-only", "--metrics", metrics.string()});
-    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
-    const auto without_profile = [&] {
-      Flags same = flags;
-      const auto at = std::ranges::find(same, "--hardware");
-      if (at != same.end()) same.erase(at, at + 2);
-      return same;
-    }();
-    const auto losses = [](const std::filesystem::path& file) {
-      std::vector<double> all;
-      for (const auto& step : read_steps(file)) all.push_back(step.at("loss"));
-      return all;
-    };
-    const auto explicit_metrics = scratch("explicit");
-    const Finished same =
-        run_train_gpt(without_profile + chosen + Flags{"--metrics", explicit_metrics.string(), "--quiet"});
-    EXPECT_EQ(same.exit_code, 0) << same.err;
-    EXPECT_EQ(losses(explicit_metrics).size(), 3u);
-    EXPECT_EQ(losses(metrics), losses(explicit_metrics));
-    const Flags sharded = {"--strategy", "optim_grads_params", "--layout",
-                           "ragged",     "--metrics",          explicit_metrics.string()};
-    EXPECT_EQ(run_train_gpt(without_profile + sharded).exit_code, 0);
-    EXPECT_EQ(losses(metrics), losses(explicit_metrics)) << "other bits than optim_grads_params";
-    // Chosen again, on other ranks.
-    const Finished again =
-        run_train_gpt({"--resume", folder.string(), "--data", data.string(), "--ranks", "2", "--strategy",
-                       "auto", "--recompute", "blocks", "--steps", "4"});
-    EXPECT_EQ(again.exit_code, 0) << again.err;
-    EXPECT_THAT(again.out, testing::HasSubstr("strategy: --strategy "));
-    std::filesystem::remove_all(folder);
+TEST(PlanRun, AutoHasTheBitsOfOptimGradsParams) {
+  const Flags model = {"--dim", "32",      "--heads", "4",       "--seq", "16",          "--batch",
+                       "8",     "--steps", "3",       "--ranks", "4",     "--optimizer", "muon"};
+  for (const auto& [run, choice] :
+       {std::pair<Flags, Flags>{},
+        {{"--memory-limit", "9M"}, {"--layout", "even_rows", "--hardware", "h100"}},
+        {{"--replicas", "2", "--grad-accum", "2"}, {}},
+        {{"--tp", "2", "--outer", "optim"}, {"--prefetch", "2"}}}) {
+    const Flags flags = model + run;
+    EXPECT_TRUE(train_quietly(flags + choice + Flags{"--strategy", "auto"}) == train_quietly(flags))
+        << show(flags);
   }
+}
+
+// Metrics and checkpoints have the choice, in which nothing is auto.
+TEST(PlanRun, AutoIsRecordedAsChosen) {
+  const auto data = scratch("text"), metrics = scratch("metrics"), folder = fresh("auto");
+  write_file(data, golden_text());
+  const Flags saved = {"--save", folder.string(), "--data", data.string()},
+              resumed = {"--resume", folder.string(), "--data", data.string()};
+  const Finished f = run_train_gpt(saved + Flags{"--dim", "32", "--steps", "2", "--ranks", "2", "--strategy",
+                                                 "auto", "--metrics", metrics.string()});
+  ASSERT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.out, testing::StartsWith("strategy: --strategy "));
+  const std::string text = read_file(metrics);
+  const auto config = nlohmann::json::parse(text.substr(0, text.find('\n'))).at("config");
+  EXPECT_THAT(f.out, testing::StartsWith("strategy: --strategy " + config.at("strategy").get<std::string>()));
+  EXPECT_EQ(run_train_gpt(resumed + Flags{"--eval-only"}).exit_code, 0);
+  EXPECT_EQ(run_train_gpt(resumed + Flags{"--steps", "3", "--quiet"}).out, "");
+  const Finished again = run_train_gpt(
+      resumed + Flags{"--ranks", "4", "--strategy", "auto", "--recompute", "blocks", "--steps", "4"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(again.out, testing::StartsWith("strategy: --strategy "));
 }
 
 TEST(PlanRun, AutoThatFitsNowhereNamesTheNearest) {
