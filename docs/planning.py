@@ -355,7 +355,7 @@ def found():
             step = published['step_ms']['total']
             assert not published['fits'] or best['best'][0]['step_ms'] <= step * 1.005, name
             if best['fits']:
-                answer = [f'{best["best"][0]["step_ms"]:,.0f}', '`' + ' '.join(best['best'][0]['flags']) + '`']
+                answer = [f'{best["best"][0]["step_ms"]:,.0f}', f"`{' '.join(best['best'][0]['flags'])}`" if best['best'][0]['flags'] else 'defaults']
             else:
                 answer = ['nothing fits', '']
             rows.append([name, f'{step:,.0f}', 'yes' if published['fits'] else 'no', *answer])

@@ -347,7 +347,7 @@ libtorch_losses() {
   run torch_cpu $size && run "torch_$device" $size --device "$device" && same "torch_$device" torch_cpu 1e-4
 }
 
-# A profile of this GPU, and what a plan on it says of steps that train_speed ran.
+# A profile of this GPU, what a plan on it says of steps that train_speed ran, and a run that chooses its strategy by it.
 plan_measured() {
   local profile=$work/logs/profile.json model name
   "$bin/sherd" plan --measure "$profile" --device "$device" || return
@@ -356,6 +356,8 @@ plan_measured() {
     "$bin/sherd" plan --json --precision bf16 --hardware "$profile" --preset $model >"$work/logs/plan_$name.jsonl" || return
     echo "figure: $name: planned $(median "plan_$name" tokens_per_s) tokens/s, measured $(median "$name" tokens_per_s 2>/dev/null)"
   done
+  "$bin/train_gpt" --strategy auto --hardware "$profile" --device "$device" --steps 3 >"$work/logs/auto.out" &&
+    grep '^strategy: ' "$work/logs/auto.out"
 }
 
 timeline() {
