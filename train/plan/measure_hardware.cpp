@@ -32,7 +32,7 @@ double seconds_of_one(Stream& s, Issue issue) {
 }
 
 Tensor buffer_of(Device& device, Shape shape, DType dtype) {
-  const Tensor t = Tensor::empty(device, std::move(shape), dtype, MemoryClass::scratch, "measurement");
+  Tensor t = Tensor::empty(device, std::move(shape), dtype, MemoryClass::scratch, "measurement");
   ops::fill(device.compute(), t, 1);
   return t;
 }
