@@ -486,7 +486,7 @@ std::string memory_text(const Candidate& c) {
 }
 
 std::string in_words(const Candidate& c) {
-  return fmt::format("{} {}: {}, {:.2f} ms a step, {}", c.fits ? "fits with" : "does not fit, nearest with",
+  return fmt::format("{} {}: {}, {:.2f} ms a step, {}", c.fits ? "fits with" : "still too large with",
                      fmt::join(c.changes, " "), memory_text(c), c.time.total * 1e3,
                      c.same_bits ? "the same bits" : "other bits");
 }
