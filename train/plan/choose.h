@@ -22,9 +22,9 @@ struct Sharding {
 };
 
 struct ChosenSharding : Sharding {
-  StepTime time = {};  // of the slowest planned rank
-  int64_t bytes = 0,
-          host_bytes = 0;  // of the rank that takes most, with what the allocator keeps; of its host
+  StepTime time = {};      // of the slowest planned rank
+  int64_t bytes = 0;       // of the rank that takes most, with what the allocator keeps
+  int64_t host_bytes = 0;  // of host memory, of the rank that takes most
   int dry_runs = 0;        // of all choices
 };
 
@@ -52,7 +52,7 @@ struct ChoiceLimits {
 };
 
 /// Returns the fastest sharding that fits on all planned ranks: up to 8 are all planned, of more the first and the last. Of equally fast ones the
-/// first in the order of the lists, the variant changing last. Each choice is planned by the second step of its model. Losses and
+/// first in the order of the lists, the variant changing last. Choices that throw are left out. Each choice is planned by the second step of its model. Losses and
 /// weights are the same under all choices in a run without gradient accumulation; with it optim and no_shard add microbatches in
 /// another order (fsdp/strategy.h). Equal arguments give equal choices, so that ranks need not tell each other. Communicates
 /// with no rank; one thread.

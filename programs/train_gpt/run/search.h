@@ -41,8 +41,8 @@ struct SearchOptions {
   int64_t most_work = 6'000'000;
   /// Bounds leave out what is not faster than so many others.
   size_t wanted = 1;
-  int64_t host_bytes = 0;  // of a rank, that what is offloaded must fit in; 0: no limit
-  std::function<void()> on_dry_run = {};
+  int64_t host_bytes = 0;                 // of a rank, that what is offloaded must fit in; 0: no limit
+  std::function<void()> on_dry_run = {};  // called after each
 };
 
 struct Candidate {
