@@ -196,7 +196,8 @@ Allocator::Block Allocator::grow(MemorySource& source, int64_t size, std::string
                                  Lock& lock) {
   const int64_t recent = recent_peak(live_ + size);
   shrink(recent + recent / 2 + kSlack - size, !fresh, lock);
-  if (limit_ > 0) shrink(limit_ - size, !fresh, lock);
+  for (const int64_t most : {limit_, keep_within_})
+    if (most > 0) shrink(most - size, !fresh, lock);
   lock.unlock();
   std::shared_ptr<void> passed = pass_gate();
   lock.lock();
@@ -318,6 +319,11 @@ void Allocator::reserve(std::vector<int64_t> sizes) {
   }
   // Until the step has run they are not too many.
   window_peak_ = std::max(window_peak_, live_ + kept_);
+}
+
+void Allocator::keep_within(int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  keep_within_ = bytes;
 }
 
 int64_t Allocator::live_bytes() const {

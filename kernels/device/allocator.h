@@ -94,6 +94,8 @@ class Allocator {
   /// Takes blocks of these sizes from the source now and keeps them for requests, so that a step with such blocks() calls the source
   /// no more. Takes fewer where the limit or the source has no room for all: the request that misses them says so.
   void reserve(std::vector<int64_t> sizes);
+  /// Returns kept blocks where held bytes would pass this, as at the limit; live bytes may pass it. 0: only at the limit
+  void keep_within(int64_t bytes);
 
   int64_t live_bytes() const;
   /// Largest live_bytes() since construction or the last reset_peak(). Takes no lock: a callback of the
@@ -176,6 +178,7 @@ class Allocator {
   std::string label_;
   std::unique_ptr<MemorySource> source_;
   int64_t limit_;
+  int64_t keep_within_ = 0;
   int64_t live_ = 0, kept_ = 0;
   int64_t returning_ = 0;  // on its way to the source, still held
   int64_t drained_ = 0;    // what was queued before the latest drain() that has ended

@@ -191,6 +191,18 @@ TEST(Allocator, TheLimitCountsWhatIsHeld) {
   a.release(q);
 }
 
+TEST(Allocator, KeepsNothingBeyondABoundThatLiveBytesMayPass) {
+  Allocator a("rank 0");
+  a.keep_within(4096);
+  a.release(a.allocate(2048, kKind, "kept"));
+  void* const more = a.allocate(3072, kKind, "more");
+  EXPECT_EQ(a.held_bytes(), 3072) << "what was kept went back";
+  void* const rest = a.allocate(2048, kKind, "rest");
+  EXPECT_EQ(a.peak_held_bytes(), 5120);
+  a.release(more);
+  a.release(rest);
+}
+
 TEST(Allocator, FreshMemoryIsWithinTheLimitAlsoAfterBlocksWereReturned) {
   Allocator a("rank 3", 1 << 20);
   a.release(a.allocate(600 << 10, kKind, "x"));

@@ -21,10 +21,16 @@ struct RankStep {
   int64_t bytes = 0, host_bytes = 0;
 };
 
+int64_t memory_of(const ChoiceLimits& limits) {
+  return limits.memory_bytes > 0 ? limits.memory_bytes : limits.hardware.memory_bytes;
+}
+
 /// The first step finds the order in which units are unsharded ahead; the second is counted. Memory is that of both.
 RankStep plan_rank(const ShardedStep& model, const std::vector<MeshDim>& dims, int rank, int world,
                    const Sharding& sharding, const ChoiceLimits& limits) {
-  DryRank dry(rank, world, limits.device);
+  DryDeviceOptions device = limits.device;
+  device.keep_within = memory_of(limits);
+  DryRank dry(rank, world, device);
   const DeviceMesh mesh(dry.context().world, dims);
   const std::function<void()> step = model(dry.context(), mesh, sharding);
   step();
@@ -68,7 +74,7 @@ ChosenSharding choose(const ShardedStep& model, const std::vector<MeshDim>& mesh
         "choose: nothing to choose from; give strategies, layouts, prefetch and variants of at least 1");
   int world = 1;
   for (const MeshDim& dim : mesh) world *= dim.size;
-  const int64_t memory = limits.memory_bytes > 0 ? limits.memory_bytes : limits.hardware.memory_bytes;
+  const int64_t memory = memory_of(limits);
   std::optional<ChosenSharding> best, least;
   std::exception_ptr failure;
   int runs = 0;

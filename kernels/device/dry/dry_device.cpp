@@ -81,6 +81,7 @@ class Recorder final : public DryDevice {
         allocator_(o.device.label, o.device.memory_limit, std::make_unique<AddressSpace>()),
         copies_(o.device.label + " (copies from the host)", 0, host_memory()),
         tier_(o.device.label + " (host tier)", 0, std::make_unique<AddressSpace>()) {
+    allocator_.keep_within(o.keep_within / 100 * 99);
     compute_ = make_stream("compute", StreamPriority::normal);
   }
 

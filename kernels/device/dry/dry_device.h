@@ -45,6 +45,9 @@ struct DryDeviceOptions {
   DeviceOptions device = {};
   /// Value of Device::total_memory().
   int64_t total_memory = 0;
+  /// Memory of the device. What is live may pass it; what the allocator keeps is returned at 99 % (Allocator::keep_within()), since
+  /// peaks are planned within 1 %. 0: unknown
+  int64_t keep_within = 0;
   /// Memory that the communication library takes for a communicator of several ranks, counted as "NCCL".
   int64_t communicator_bytes = 0;
   /// Stands for a GPU: Device::staging() is memory of the host, and a stream that multiplies matrices has a workspace.

@@ -14,9 +14,10 @@ namespace train_gpt {
 std::string remedies_in_words(const TrainConfig& config, const sherd::RankContext& rank) {
   try {
     SearchOptions options = search_options(rank);
+    const int64_t limit = config.memory_limit > 0 ? config.memory_limit : options.hardware.memory_bytes;
+    options.forecast.device.keep_within = limit;
     const sherd::RankForecast now = forecast(config, rank.world->rank(), options.forecast).rank;
     const int64_t planned = now.peak_bytes + now.by_class.at("slack");
-    const int64_t limit = config.memory_limit > 0 ? config.memory_limit : options.hardware.memory_bytes;
     options.most_work = 2'000'000;
     const std::vector<Candidate> found =
         remedies(config, options, {.memory_bytes = std::min(limit, planned / 20 * 19)}, 3);

@@ -37,6 +37,7 @@ struct Run {
   LeastTime least = {};  // of rank 0
   std::map<std::string, int64_t> by_class;
   std::vector<int> further = {};  // ranks that are not in it
+  double within = 0;              // memory at which the allocator returned what it kept
 };
 
 struct Node {
@@ -112,6 +113,7 @@ struct Search::Impl {
   }
 
   Forecast dry_run(const TrainConfig& c, int rank) {
+    options.forecast.device.keep_within = static_cast<int64_t>(limit());
     Forecast f = forecast(c, rank, options.forecast);
     ++made;
     if (options.on_dry_run) options.on_dry_run();
@@ -189,8 +191,9 @@ struct Search::Impl {
   Run* run_of(const TrainConfig& c, double enough) {
     const auto [known, fresh] = runs.try_emplace(key_of(c));
     std::optional<Run>& run = known->second;
+    const auto too_large = [&] { return static_cast<double>(run->bytes) > limit(); };
     try {
-      if (fresh) {
+      if (fresh || (run && run->within > limit() && too_large())) {
         const Forecast f = dry_run(c, 0);
         run = Run{.time = play(f.rank.record, options.hardware),
                   .bytes = f.rank.peak_bytes + f.rank.by_class.at("slack"),
@@ -198,10 +201,11 @@ struct Search::Impl {
                   .host_bytes = f.rank.host_bytes,
                   .least = LeastTime(f.rank.record, options.hardware),
                   .by_class = f.rank.by_class,
-                  .further = further_ranks(f, c.ranks, PlannedRanks::several)};
+                  .further = further_ranks(f, c.ranks, PlannedRanks::several),
+                  .within = limit()};
       }
       if (!run) return nullptr;
-      if (run->time.total < enough && static_cast<double>(run->bytes) <= limit())
+      if (run->time.total < enough && !too_large())
         for (const int rank : std::exchange(run->further, {})) add_rank(*run, c, rank);
     } catch (const sherd::Error& e) {
       refuse(e.what());

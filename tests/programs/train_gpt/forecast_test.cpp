@@ -39,10 +39,12 @@ sherd::LaunchOptions one_thread() {
   return {.device = {.kernels = sherd::parse_cpu_kernels(TEST_KERNELS), .threads = 1}};
 }
 
-std::vector<Counted> run(const TrainConfig& config,
-                         const std::shared_ptr<const sherd::TokenWindows>& windows) {
+std::vector<Counted> run(const TrainConfig& config, const std::shared_ptr<const sherd::TokenWindows>& windows,
+                         int64_t memory_limit = 0) {
   std::vector<Counted> all(static_cast<size_t>(config.ranks));
-  sherd::launch(static_cast<int>(config.ranks), one_thread(), [&](sherd::RankContext& rank) {
+  sherd::LaunchOptions options = one_thread();
+  options.device.memory_limit = memory_limit;
+  sherd::launch(static_cast<int>(config.ranks), options, [&](sherd::RankContext& rank) {
     Trainer trainer(rank, config, windows);
     for (int i = 0; i < 2; ++i) trainer.train_step();
     const sherd::CommCounts before = rank.world->counts();
@@ -158,6 +160,26 @@ TEST_P(ForecastOf, EqualsTheRun) {
     EXPECT_LE(off(planned.run_peak_bytes, real.run_peak_bytes), 0.01)
         << "of the run: planned " << planned.run_peak_bytes << ", measured " << real.run_peak_bytes;
   }
+}
+
+// At the limit the allocator returns what it keeps for reuse.
+TEST_P(ForecastOf, RunsInTheMemoryThatIsPlannedAtALimit) {
+  if (GetParam().exchanges_rows) GTEST_SKIP() << "experts' rows depend on the data";
+  const TrainConfig c = config();
+  const auto most = [&](int64_t keep_within, bool held) {
+    int64_t bytes = 0;
+    for (int rank = 0; rank < c.ranks; ++rank) {
+      const Forecast f =
+          forecast(c, rank, {.device = {.device = one_thread().device, .keep_within = keep_within}});
+      bytes = std::max(bytes, held ? f.rank.peak_bytes + f.rank.by_class.at("slack") : f.run_peak_bytes);
+    }
+    return bytes;
+  };
+  const int64_t limit = most(0, false) / 100 * 102;
+  const int64_t planned = most(limit, true);
+  EXPECT_LE(planned, most(0, true));
+  if (planned > limit) GTEST_SKIP() << planned << " bytes of " << limit;
+  EXPECT_NO_THROW((void)run(c, open_windows(c), limit)) << limit << " bytes";
 }
 
 std::vector<Case> cases() {

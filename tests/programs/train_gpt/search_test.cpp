@@ -81,9 +81,9 @@ TEST(Search, FindsTheFastestOfTheFullEnumeration) {
     const SearchResult all = every.enumerate(space.constraints);
     ASSERT_THAT(all.candidates, Not(IsEmpty()));
     const auto [least, most] = std::ranges::minmax(all.candidates, {}, &Candidate::bytes);
+    const int64_t from = least.bytes / 10 * 9;  // at a limit less is kept for reuse
     space.constraints.memory_bytes =
-        least.bytes - 1 +
-        static_cast<int64_t>(random.below(static_cast<size_t>(most.bytes - least.bytes) + 2));
+        from + static_cast<int64_t>(random.below(static_cast<size_t>(most.bytes - from)));
     const SearchResult limited = every.enumerate(space.constraints),
                        found = Search(base, options).run(space.constraints);
     SCOPED_TRACE(::testing::Message() << "space " << i << ": " << ::testing::PrintToString(space.flags)
