@@ -120,6 +120,7 @@ HardwareProfile cpu() {
           .ranks_per_host = 64,
           .shares_cores = true,
           .memory_bytes_per_s = 10e9,
+          .fresh_bytes_per_s = 2e9,
           .offload_bytes_per_s = 2e9,
           .operation_s = 2e-6,
           .products_16 = {{1e5, 5e9}, {1e7, 30e9}},
@@ -263,6 +264,7 @@ HardwareProfile parse_hardware(std::string_view text, const std::string& source)
   else if (p.name == kMeasuredHardware)  // earlier files have the rate of measured products there
     p.peak_flops = 0;
   p.memory_bytes_per_s = positive("memory_bytes_per_s");
+  p.fresh_bytes_per_s = o.number("fresh_bytes_per_s", 0, 0, kHuge);
   // Earlier files lack it: a disk's, or a slow link's.
   p.offload_bytes_per_s = o.number("offload_bytes_per_s", 1e9, kTiny, kHuge);
   p.operation_s = positive_or_0("operation_s");
@@ -290,6 +292,7 @@ std::string to_text(const HardwareProfile& p) {
                                {"peak_flops", p.peak_flops},
                                {"peak_flops_32", p.peak_flops_32},
                                {"memory_bytes_per_s", p.memory_bytes_per_s},
+                               {"fresh_bytes_per_s", p.fresh_bytes_per_s},
                                {"offload_bytes_per_s", p.offload_bytes_per_s},
                                {"operation_s", p.operation_s},
                                {"products_16", rows_of(p.products_16)},

@@ -37,6 +37,23 @@ Tensor buffer_of(Device& device, Shape shape, DType dtype) {
   return t;
 }
 
+/// Bytes/s of memory that is taken, written and returned, less the time of writing it.
+double measure_fresh(Device& device) {
+  Stream& s = device.compute();
+  // Neither size serves a request of the other, and one of them is all that may be kept. On CPUs one has small pages, the other large ones.
+  constexpr int64_t kSizes[] = {int64_t{3} << 20, int64_t{6} << 20};
+  const auto write = [&](int64_t bytes) { (void)buffer_of(device, {bytes}, DType::u8); };
+  write(kSizes[1]);
+  const double known = seconds_of_one(s, [&] { write(kSizes[1]); });
+  device.allocator().keep_within(device.allocator().live_bytes() + kSizes[1]);
+  const double both = seconds_of_one(s, [&] {
+    for (const int64_t bytes : kSizes) write(bytes);
+  });
+  device.allocator().keep_within(0);
+  constexpr double kBytes = kSizes[0] + kSizes[1];
+  return kBytes / std::max(both - known * kBytes / kSizes[1], .1 * both);
+}
+
 SizedRate measure_product(Device& device, DType dtype, int64_t n) {
   Stream& s = device.compute();
   const Tensor a = buffer_of(device, {n, n}, dtype), b = buffer_of(device, {n, n}, dtype),
@@ -110,6 +127,7 @@ HardwareProfile measure_hardware(RankContext& rank) {
       device.kind() == DeviceKind::cpu &&
       rank.world->size() * device.threads() >= static_cast<int>(std::thread::hardware_concurrency());
   p.memory_bytes_per_s = 2.0 * kCopied / seconds_of_one(s, [&] { ops::copy(s, to, from); });
+  p.fresh_bytes_per_s = measure_fresh(device);
   const Tensor rest = Tensor::at(Place::host, device, {kCopied}, DType::u8, MemoryClass::scratch, "measured");
   p.offload_bytes_per_s = kCopied / seconds_of_one(s, [&] { ops::copy(s, rest, from); });
   const Tensor one = to.flat(0, 1);

@@ -36,11 +36,12 @@ class Player {
 
   StepTime play() {
     for (const DryEntry& e : record_.entries) take(e);
-    StepTime t{.total = *std::ranges::max_element(at_), .compute = busy_};
-    const double update = update_ < 0 ? t.total : update_;
-    t.optimizer = t.total - update;
-    t.exposed_communication = update - busy_;
-    return t;
+    const double end = *std::ranges::max_element(at_), update = update_ < 0 ? end : update_,
+                 memory = seconds_of_memory(record_, hardware_);
+    return {.total = end + memory,
+            .compute = busy_ + memory,
+            .exposed_communication = update - busy_,
+            .optimizer = end - update};
   }
 
  private:
@@ -139,6 +140,12 @@ double seconds_of(double bytes, int ranks, int here, const HardwareProfile& hard
     rate = std::min(rate, here * rate_at(hardware.network.bytes_per_s, bytes));
   }
   return latency * std::log2(ranks) + bytes / (rate * hardware.communication_efficiency);
+}
+
+double seconds_of_memory(const DryRecord& record, const HardwareProfile& hardware) {
+  const double rate =
+      hardware.fresh_bytes_per_s > 0 ? hardware.fresh_bytes_per_s : hardware.memory_bytes_per_s;
+  return static_cast<double>(std::min(record.taken, record.returned)) / rate;
 }
 
 StepTime play(const DryRecord& record, const HardwareProfile& hardware, std::vector<TraceRecord>* records) {

@@ -24,6 +24,9 @@ double seconds_of(const Work& work, WorkKind kind, const HardwareProfile& hardwa
 /// @param here largest number of the group's ranks on one host
 double seconds_of(double bytes, int ranks, int here, const HardwareProfile& hardware);
 
+/// Returns the seconds of memory that the allocator returned at a limit and took again in the step.
+double seconds_of_memory(const DryRecord& record, const HardwareProfile& hardware);
+
 /// Plays the record: streams run beside each other and wait for events, the collectives of one link follow each
 /// other, and the host waits where it synchronizes. Where collectives share cores with operations, these begin later by their time.
 /// @param records where not null, receives each operation with its times in microseconds, as a Trace has them

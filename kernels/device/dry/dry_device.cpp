@@ -18,7 +18,10 @@ namespace {
 /// be touched.
 class AddressSpace final : public MemorySource {
  public:
+  /// @param record counts the bytes, unless null
+  explicit AddressSpace(DryRecord* record) : record_(record) {}
   void* allocate(int64_t bytes) override {
+    if (record_ != nullptr) record_->taken += bytes;
     const auto size = static_cast<size_t>(bytes);
     if (bytes <= kReal) {
       void* const p = std::aligned_alloc(128, size);
@@ -28,6 +31,7 @@ class AddressSpace final : public MemorySource {
     return p == MAP_FAILED ? nullptr : p;
   }
   void release(void* p, int64_t bytes) noexcept override {
+    if (record_ != nullptr) record_->returned += bytes;
     if (bytes <= kReal)
       std::free(p);
     else
@@ -37,6 +41,7 @@ class AddressSpace final : public MemorySource {
 
  private:
   static constexpr int64_t kReal = int64_t{64} << 10;
+  DryRecord* const record_;
 };
 
 struct DryEvent final : Event::State {
@@ -78,10 +83,10 @@ class Recorder final : public DryDevice {
  public:
   explicit Recorder(const DryDeviceOptions& o)
       : options_(o),
-        allocator_(o.device.label, o.device.memory_limit, std::make_unique<AddressSpace>()),
+        allocator_(o.device.label, o.device.memory_limit, std::make_unique<AddressSpace>(&record_)),
         copies_(o.device.label + " (copies from the host)", 0, host_memory()),
-        tier_(o.device.label + " (host tier)", 0, std::make_unique<AddressSpace>()) {
-    allocator_.keep_within(o.keep_within / 100 * 99);
+        tier_(o.device.label + " (host tier)", 0, std::make_unique<AddressSpace>(nullptr)) {
+    allocator_.keep_within(o.keep_within);
     compute_ = make_stream("compute", StreamPriority::normal);
   }
 
@@ -102,6 +107,7 @@ class Recorder final : public DryDevice {
   void clear() override {
     record_.entries.clear();
     record_.exchanges.clear();
+    record_.taken = record_.returned = 0;
     first_event_ = events_ + 1;
   }
   void exchange(const Stream& stream, WorkKind kind, DryExchange exchange) override {
@@ -124,8 +130,8 @@ class Recorder final : public DryDevice {
 
  private:
   const DryDeviceOptions options_;
-  Allocator allocator_, copies_, tier_;
   DryRecord record_;
+  Allocator allocator_, copies_, tier_;
   int64_t events_ = 0, first_event_ = 1;
   std::unique_ptr<Stream> compute_;  // last: it returns its scratch memory
 };

@@ -38,6 +38,8 @@ struct DryRecord {
   std::vector<std::string> streams;  // by name, all that were made
   std::vector<DryEntry> entries;
   std::vector<DryExchange> exchanges;
+  int64_t taken = 0,
+          returned = 0;  // bytes of blocks that the allocator has from the device's memory, and back to it
 };
 
 struct DryDeviceOptions {
@@ -45,14 +47,15 @@ struct DryDeviceOptions {
   DeviceOptions device = {};
   /// Value of Device::total_memory().
   int64_t total_memory = 0;
-  /// Memory of the device. What is live may pass it; what the allocator keeps is returned at 99 % (Allocator::keep_within()), since
-  /// peaks are planned within 1 %. 0: unknown
-  int64_t keep_within = 0;
+  int64_t keep_within = 0;  // Allocator::keep_within()
   /// Memory that the communication library takes for a communicator of several ranks, counted as "NCCL".
   int64_t communicator_bytes = 0;
   /// Stands for a GPU: Device::staging() is memory of the host, and a stream that multiplies matrices has a workspace.
   bool gpu = false;
 };
+
+/// Returns what the allocator of a run with so much memory is planned to keep within: peaks are planned within 1 %.
+constexpr int64_t kept_within(int64_t memory) { return memory / 100 * 99; }
 
 class DryDevice : public Device {
  public:

@@ -82,7 +82,7 @@ train_gpt::ForecastOptions forecast_options(const PlanRequest& r) {
   options.device = {.device = {.kernels = gpu ? KernelSet::reference : r.config.kernels,
                                .threads = static_cast<int>(r.config.threads)},
                     .total_memory = gpu ? r.hardware.memory_bytes : 0,
-                    .keep_within = r.memory_bytes(),
+                    .keep_within = kept_within(r.memory_bytes()),
                     .communicator_bytes = gpu ? r.hardware.communicator_bytes : 0};
   if (r.listed)
     options.build = [listed = r.listed](const train_gpt::TrainConfig&, const nn::TensorParallel&,

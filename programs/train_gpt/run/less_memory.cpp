@@ -15,7 +15,7 @@ std::string remedies_in_words(const TrainConfig& config, const sherd::RankContex
   try {
     SearchOptions options = search_options(rank);
     const int64_t limit = config.memory_limit > 0 ? config.memory_limit : options.hardware.memory_bytes;
-    options.forecast.device.keep_within = limit;
+    options.forecast.device.keep_within = sherd::kept_within(limit);
     const sherd::RankForecast now = forecast(config, rank.world->rank(), options.forecast).rank;
     const int64_t planned = now.peak_bytes + now.by_class.at("slack");
     options.most_work = 2'000'000;

@@ -37,7 +37,8 @@ struct Run {
   LeastTime least = {};  // of rank 0
   std::map<std::string, int64_t> by_class;
   std::vector<int> further = {};  // ranks that are not in it
-  double within = 0;              // memory at which the allocator returned what it kept
+  int64_t within = 0;             // DryDeviceOptions::keep_within
+  bool returned = false;          // memory, so that more would be faster
 };
 
 struct Node {
@@ -75,6 +76,7 @@ struct Search::Impl {
     return static_cast<double>(constraints.memory_bytes > 0 ? constraints.memory_bytes
                                                             : options.hardware.memory_bytes);
   }
+  int64_t within() const { return sherd::kept_within(static_cast<int64_t>(limit())); }
   Configs at(size_t axis, const TrainConfig& c) const {
     return choices(axis, c, constraints, options.hardware.ranks_per_host);
   }
@@ -113,7 +115,7 @@ struct Search::Impl {
   }
 
   Forecast dry_run(const TrainConfig& c, int rank) {
-    options.forecast.device.keep_within = static_cast<int64_t>(limit());
+    options.forecast.device.keep_within = within();
     Forecast f = forecast(c, rank, options.forecast);
     ++made;
     if (options.on_dry_run) options.on_dry_run();
@@ -184,6 +186,7 @@ struct Search::Impl {
     if (const StepTime t = play(f.record, options.hardware); t.total > run.time.total) run.time = t;
     run.bytes = std::max(run.bytes, f.peak_bytes + f.by_class.at("slack"));
     run.host_bytes = std::max(run.host_bytes, f.host_bytes);
+    run.returned |= f.record.returned > 0;
   }
 
   /// The candidate's run on rank 0, and on all planned ranks unless that is slower than `enough` or does not fit. Null: the run is
@@ -191,9 +194,10 @@ struct Search::Impl {
   Run* run_of(const TrainConfig& c, double enough) {
     const auto [known, fresh] = runs.try_emplace(key_of(c));
     std::optional<Run>& run = known->second;
-    const auto too_large = [&] { return static_cast<double>(run->bytes) > limit(); };
+    const bool other =
+        run && run->within != within() && (run->returned || run->bytes > std::min(run->within, within()));
     try {
-      if (fresh || (run && run->within > limit() && too_large())) {
+      if (fresh || other) {
         const Forecast f = dry_run(c, 0);
         run = Run{.time = play(f.rank.record, options.hardware),
                   .bytes = f.rank.peak_bytes + f.rank.by_class.at("slack"),
@@ -202,10 +206,11 @@ struct Search::Impl {
                   .least = LeastTime(f.rank.record, options.hardware),
                   .by_class = f.rank.by_class,
                   .further = further_ranks(f, c.ranks, PlannedRanks::several),
-                  .within = limit()};
+                  .within = within(),
+                  .returned = f.rank.record.returned > 0};
       }
       if (!run) return nullptr;
-      if (run->time.total < enough && !too_large())
+      if (run->time.total < enough && static_cast<double>(run->bytes) <= limit())
         for (const int rank : std::exchange(run->further, {})) add_rank(*run, c, rank);
     } catch (const sherd::Error& e) {
       refuse(e.what());

@@ -141,9 +141,10 @@ LeastMicrobatch shape_of(const sherd::RankForecast& rank, const sherd::HardwareP
 
 LeastTime::LeastTime(const sherd::DryRecord& record, const sherd::HardwareProfile& hardware) {
   std::vector<sherd::TraceRecord> records;
-  seconds = play(record, hardware, &records).total;
+  const double total = play(record, hardware, &records).total;
+  seconds = total - seconds_of_memory(record, hardware);  // others may return none
   constexpr double kStep = 0.01;
-  slope = (seconds - play(record, with_optimizers(hardware, record, 1 - kStep)).total) / kStep;
+  slope = (total - play(record, with_optimizers(hardware, record, 1 - kStep)).total) / kStep;
   std::map<std::string, double> streams;
   for (const sherd::TraceRecord& r : records)
     if (r.kind == WorkKind::optimizer || r.kind == WorkKind::orthogonalize)

@@ -169,8 +169,9 @@ TEST_P(ForecastOf, RunsInTheMemoryThatIsPlannedAtALimit) {
   const auto most = [&](int64_t keep_within, bool held) {
     int64_t bytes = 0;
     for (int rank = 0; rank < c.ranks; ++rank) {
-      const Forecast f =
-          forecast(c, rank, {.device = {.device = one_thread().device, .keep_within = keep_within}});
+      const Forecast f = forecast(
+          c, rank,
+          {.device = {.device = one_thread().device, .keep_within = sherd::kept_within(keep_within)}});
       bytes = std::max(bytes, held ? f.rank.peak_bytes + f.rank.by_class.at("slack") : f.run_peak_bytes);
     }
     return bytes;

@@ -56,6 +56,19 @@ TEST(StepTime, StreamsOverlapAndWaitForEvents) {
   EXPECT_THAT(play(r, cores).total, DoubleNear(6.5, 1e-9)) << "nothing runs beside the gather";
 }
 
+TEST(StepTime, MemoryThatWasReturnedIsTakenAgain) {
+  DryRecord r;
+  r.streams = {"compute"};
+  r.entries = {product(0, 1)};
+  r.taken = 3'000'000'000;  // a first use of 2 GB among it
+  r.returned = 1'000'000'000;
+  EXPECT_THAT(play(r, simple()).total, DoubleNear(2, 1e-9)) << "by the rate of memory";
+  HardwareProfile h = simple();
+  h.fresh_bytes_per_s = 5e8;
+  EXPECT_THAT(play(r, h).total, DoubleNear(3, 1e-9));
+  EXPECT_THAT(play(r, h).compute, DoubleNear(3, 1e-9));
+}
+
 TEST(StepTime, ALinkCarriesOneCollectiveAtATime) {
   using enum DryEntry::Kind;
   DryRecord r;
