@@ -15,6 +15,9 @@
 
 namespace sherd::test {
 
+inline constexpr Strategy kAllStrategies[] = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
+                                              Strategy::optim_grads_params};
+
 struct Outcome {
   std::vector<float> losses, norms;
   std::vector<float> next_losses;  // of multi-token prediction, by step

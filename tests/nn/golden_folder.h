@@ -214,4 +214,18 @@ struct GoldenFolder {
   nn::ModelDescription description;
 };
 
+/// A family's tiny model with as many heads as so many ranks divide.
+inline nn::ModelDescription fitting(const std::string& family, int ranks_of_heads) {
+  nn::ModelDescription m = family.starts_with("byte_gpt") ? byte_gpt(family.ends_with("experts") ? 4 : 0)
+                                                          : GoldenFolder(family).description;
+  m.init_std = 0.2f;
+  if (m.kv_heads % ranks_of_heads != 0) {
+    const int64_t groups = m.heads / m.kv_heads;
+    m.kv_heads = ranks_of_heads;
+    m.heads = groups * m.kv_heads;
+  }
+  if (m.mixture.experts > 0) m.mixture.balance = 0.05;
+  return m;
+}
+
 }  // namespace sherd::test

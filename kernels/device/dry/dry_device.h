@@ -38,8 +38,8 @@ struct DryRecord {
   std::vector<std::string> streams;  // by name, all that were made
   std::vector<DryEntry> entries;
   std::vector<DryExchange> exchanges;
-  int64_t taken = 0,
-          returned = 0;  // bytes of blocks that the allocator has from the device's memory, and back to it
+  /// Bytes of blocks that the allocator has from the device's memory, and has given back to it.
+  int64_t taken = 0, returned = 0;
 };
 
 struct DryDeviceOptions {
