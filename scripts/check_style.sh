@@ -8,7 +8,7 @@
 #   --only CHECK     one of the checks
 #
 # format: clang-format over whole changed files. words: expressions that are not used in comments, help, errors and pages; lines
-# that changed. tidy: .clang-tidy over changed sources that are in $BUILD/compile_commands.json (BUILD: build/release), for a
+# that changed. tidy: .clang-tidy over changed sources, and those of changed headers, that are in $BUILD/compile_commands.json (BUILD: build/release), for a
 # minute at most; what WarningsAsErrors there names fails, the rest is for information.
 # Exit code: 0 nothing found, 1 something found, 2 usage.
 set -euo pipefail
@@ -103,13 +103,15 @@ check_tidy() {
     return
   fi
   work=$(mktemp -d)
-  { files '*.cpp' | grep -v '^tests/' || true; files 'tests/*.cpp'; } | sed "s|^|$PWD/|" >"$work/changed"
+  { files '*.cpp' | grep -v '^tests/' || true; files '*.h' | sed 's/h$/cpp/'; files 'tests/*.cpp'; } |
+    awk -v root="$PWD/" '!seen[$0]++ { print root $0 }' >"$work/changed"
   perl scripts/tidy_commands.pl "$build/compile_commands.json" "$work/changed" "$work/sources" >"$work/compile_commands.json"
   timeout 60 xargs -r -P "$(nproc)" -n 1 clang-tidy --quiet -p "$work" --extra-arg=-Wno-unknown-warning-option \
     <"$work/sources" 2> >(grep -v 'warnings\? generated' >&2 || true) >"$work/findings" || code=$?
   cat "$work/findings"
   [ $code -ne 124 ] || echo "tidy: stopped after a minute; not all sources are checked"
-  ! grep -q -e '-warnings-as-errors\]' "$work/findings" || failed=1  # of .clang-tidy; the rest is for information
+  # Of .clang-tidy, and what does not compile alone; the rest is for information.
+  ! grep -q -e '-warnings-as-errors\]' -e '\[clang-diagnostic-error\]' "$work/findings" || failed=1
   echo "tidy: $(grep -c . "$work/sources" || true) of $(grep -c . "$work/changed" || true) changed sources are in $build"
   rm -rf "$work"
 }

@@ -94,7 +94,8 @@ class Allocator {
   /// Takes blocks of these sizes from the source now and keeps them for requests, so that a step with such blocks() calls the source
   /// no more. Takes fewer where the limit or the source has no room for all: the request that misses them says so.
   void reserve(std::vector<int64_t> sizes);
-  /// Returns kept blocks where held bytes would pass this, as at the limit; live bytes may pass it. 0: only at the limit
+  /// Sets a bound of held bytes, at which kept blocks are returned to the source as at the limit. Live bytes may pass it. 0: no bound
+  /// but the limit.
   void keep_within(int64_t bytes);
 
   int64_t live_bytes() const;

@@ -1,5 +1,10 @@
 // Context parallelism: traffic, memory, refusals, and a module of the caller's own.
 
+#include <fmt/format.h>
+
+#include <functional>
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 

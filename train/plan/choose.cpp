@@ -29,7 +29,7 @@ int64_t memory_of(const ChoiceLimits& limits) {
 RankStep plan_rank(const ShardedStep& model, const std::vector<MeshDim>& dims, int rank, int world,
                    const Sharding& sharding, const ChoiceLimits& limits) {
   DryDeviceOptions device = limits.device;
-  device.keep_within = kept_within(memory_of(limits));
+  device.keep_within = memory_of(limits);
   DryRank dry(rank, world, device);
   const DeviceMesh mesh(dry.context().world, dims);
   const std::function<void()> step = model(dry.context(), mesh, sharding);

@@ -37,9 +37,10 @@ using ShardedStep =
 /// What choose() may set.
 struct ChoiceLimits {
   HardwareProfile hardware = {};
-  /// Threads, kernels and kind of the run's device.
+  /// Threads, kernels and kind of the run's device; keep_within is set.
   DryDeviceOptions device = {};
-  int64_t memory_bytes = 0;  // of a rank; 0: the hardware's
+  /// Of a rank; 0: the hardware's. Planned peaks have an error of up to 1 %: planned_limit() leaves room for it.
+  int64_t memory_bytes = 0;
   /// Choices differ from it in strategy, layout, prefetch and variant alone.
   Sharding base = {};
   std::vector<Strategy> strategies = {Strategy::optim_grads_params, Strategy::optim_grads, Strategy::optim,

@@ -120,7 +120,6 @@ HardwareProfile cpu() {
           .ranks_per_host = 64,
           .shares_cores = true,
           .memory_bytes_per_s = 10e9,
-          .fresh_bytes_per_s = 2e9,
           .offload_bytes_per_s = 2e9,
           .operation_s = 2e-6,
           .products_16 = {{1e5, 5e9}, {1e7, 30e9}},

@@ -47,7 +47,7 @@ struct HardwareProfile {
   /// Dense peaks of the data sheet, FLOP/s, of products of 16-bit and of f32 factors; 0: unknown.
   double peak_flops = 0, peak_flops_32 = 0;
   double memory_bytes_per_s = 0;
-  /// Of memory that the device's allocator takes anew, and returns; 0: as memory_bytes_per_s.
+  /// Of memory that the allocator takes from the system and returns to it; 0: a tenth of memory_bytes_per_s.
   double fresh_bytes_per_s = 0;
   double offload_bytes_per_s = 0;  // between device and host memory, each way
   double operation_s = 0;          // least time of an operation

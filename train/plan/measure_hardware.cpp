@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <thread>
 
 #include <sherd/kernels/device/hardware.h>
@@ -40,15 +41,16 @@ Tensor buffer_of(Device& device, Shape shape, DType dtype) {
 /// Bytes/s of memory that is taken, written and returned, less the time of writing it.
 double measure_fresh(Device& device) {
   Stream& s = device.compute();
-  // Neither size serves a request of the other, and one of them is all that may be kept. On CPUs one has small pages, the other large ones.
+  // Neither size serves a request of the other, and one of them is all that may be kept. On CPUs one has small pages, the other
+  // large ones.
   constexpr int64_t kSizes[] = {int64_t{3} << 20, int64_t{6} << 20};
   const auto write = [&](int64_t bytes) { (void)buffer_of(device, {bytes}, DType::u8); };
   const double known = seconds_of_one(s, [&] { write(kSizes[1]); });
+  const std::shared_ptr<void> bound(nullptr, [&](void*) { device.allocator().keep_within(0); });
   device.allocator().keep_within(device.allocator().live_bytes() + kSizes[1]);
   const double both = seconds_of_one(s, [&] {
     for (const int64_t bytes : kSizes) write(bytes);
   });
-  device.allocator().keep_within(0);
   constexpr double kBytes = kSizes[0] + kSizes[1];
   return kBytes / std::max(both - known * kBytes / kSizes[1], .1 * both);
 }

@@ -144,7 +144,7 @@ double seconds_of(double bytes, int ranks, int here, const HardwareProfile& hard
 
 double seconds_of_memory(const DryRecord& record, const HardwareProfile& hardware) {
   const double rate =
-      hardware.fresh_bytes_per_s > 0 ? hardware.fresh_bytes_per_s : hardware.memory_bytes_per_s;
+      hardware.fresh_bytes_per_s > 0 ? hardware.fresh_bytes_per_s : .1 * hardware.memory_bytes_per_s;
   return static_cast<double>(std::min(record.taken, record.returned)) / rate;
 }
 

@@ -12,7 +12,7 @@ namespace sherd {
 /// Seconds. total = compute + exposed_communication + optimizer.
 struct StepTime {
   double total = 0;
-  double compute = 0;                // of operations before the update
+  double compute = 0;  // of operations before the update, and of memory that is returned and taken again
   double exposed_communication = 0;  // the compute stream waits before the update
   double optimizer = 0;              // update, with what it waits for
 };

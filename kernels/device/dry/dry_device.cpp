@@ -18,7 +18,7 @@ namespace {
 /// be touched.
 class AddressSpace final : public MemorySource {
  public:
-  /// @param record counts the bytes, unless null
+  /// @param record receives the bytes; may be null
   explicit AddressSpace(DryRecord* record) : record_(record) {}
   void* allocate(int64_t bytes) override {
     if (record_ != nullptr) record_->taken += bytes;

@@ -38,7 +38,7 @@ struct DryRecord {
   std::vector<std::string> streams;  // by name, all that were made
   std::vector<DryEntry> entries;
   std::vector<DryExchange> exchanges;
-  /// Bytes of blocks that the allocator has from the device's memory, and has given back to it.
+  /// Bytes that the allocator took from its source, and returned to it, since clear().
   int64_t taken = 0, returned = 0;
 };
 
@@ -54,8 +54,8 @@ struct DryDeviceOptions {
   bool gpu = false;
 };
 
-/// Returns what the allocator of a run with so much memory is planned to keep within: peaks are planned within 1 %.
-constexpr int64_t kept_within(int64_t memory) { return memory / 100 * 99; }
+/// Returns the bytes that a plan may take of a device's memory: 99 %, since planned peaks have an error of up to 1 %.
+constexpr int64_t planned_limit(int64_t memory) { return memory / 100 * 99; }
 
 class DryDevice : public Device {
  public:

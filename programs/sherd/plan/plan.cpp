@@ -59,16 +59,30 @@ int64_t kept_activations(const train_gpt::TrainConfig& stage, const RankForecast
   return inputs * rows * stage.dim * size_of(stage.precision);
 }
 
-/// A pipeline's stages work on microbatches one behind the other (1F1B; Narayanan et al., 2021): the first ones
-/// and the last ones wait, and a stage keeps the activations of as many microbatches as there are stages.
+/// Bytes that a stage of a pipeline (1F1B; Narayanan et al., 2021) keeps of the other microbatches, of which there are as many as stages.
+int64_t kept_of_others(const PlanRequest& r, const RankForecast& rank) {
+  return (std::min<int64_t>(r.pipeline, r.config.grad_accum) - 1) * kept_activations(stage_of(r), rank);
+}
+
+/// The forecast of a rank. What a pipeline's stage keeps of other microbatches leaves less memory for reuse.
+Forecast forecast_of(const PlanRequest& r, int rank) {
+  train_gpt::ForecastOptions options = forecast_options(r);
+  Forecast f = train_gpt::forecast(stage_of(r), rank, options);
+  const int64_t kept = r.pipeline > 1 ? kept_of_others(r, f.rank) : 0;
+  if (kept == 0 || f.rank.peak_bytes + f.rank.by_class.at("slack") + kept <= options.device.keep_within)
+    return f;
+  options.device.keep_within = std::max<int64_t>(1, options.device.keep_within - kept);
+  return train_gpt::forecast(stage_of(r), rank, options);
+}
+
+/// The first and the last stages wait for microbatches.
 void add_pipeline(const PlanRequest& r, RankForecast& rank, StepTime& time) {
   if (r.pipeline == 1) return;
   const auto microbatches = static_cast<double>(r.config.grad_accum);
   const double wait = (r.pipeline - 1) / microbatches * (time.total - time.optimizer);
   time.exposed_communication += wait;
   time.total += wait;
-  const int64_t others = std::min<int64_t>(r.pipeline, r.config.grad_accum) - 1;
-  const int64_t kept = others * kept_activations(stage_of(r), rank);
+  const int64_t kept = kept_of_others(r, rank);
   rank.peak_bytes += kept;
   rank.by_class["activation"] += kept;
 }
@@ -82,7 +96,7 @@ train_gpt::ForecastOptions forecast_options(const PlanRequest& r) {
   options.device = {.device = {.kernels = gpu ? KernelSet::reference : r.config.kernels,
                                .threads = static_cast<int>(r.config.threads)},
                     .total_memory = gpu ? r.hardware.memory_bytes : 0,
-                    .keep_within = kept_within(r.memory_bytes()),
+                    .keep_within = planned_limit(r.memory_bytes()),
                     .communicator_bytes = gpu ? r.hardware.communicator_bytes : 0};
   if (r.listed)
     options.build = [listed = r.listed](const train_gpt::TrainConfig&, const nn::TensorParallel&,
@@ -92,8 +106,6 @@ train_gpt::ForecastOptions forecast_options(const PlanRequest& r) {
 }
 
 Plan make_plan(const PlanRequest& r, PlannedRanks which) {
-  const train_gpt::ForecastOptions options = forecast_options(r);
-  const train_gpt::TrainConfig stage = stage_of(r);
   Plan plan;
   const auto take = [&](Forecast f) {
     StepTime time = play(f.rank.record, r.hardware);
@@ -102,11 +114,13 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
     f.rank.record = {};
     plan.ranks.push_back(std::move(f.rank));
   };
-  Forecast first = train_gpt::forecast(stage, 0, options);
+  Forecast first = forecast_of(r, 0);
   take_model(plan, r, first);
+  // Ranks return different bytes, and the one that returns most is slowest.
+  if (first.rank.record.returned > 0) which = PlannedRanks::several;
   const std::vector<int> further = train_gpt::further_ranks(first, r.config.ranks, which);
   take(std::move(first));
-  for (const int rank : further) take(train_gpt::forecast(stage, rank, options));
+  for (const int rank : further) take(forecast_of(r, rank));
   std::ranges::stable_sort(plan.ranks, std::greater<>(), &RankForecast::peak_bytes);
 
   const auto tokens = static_cast<double>(r.config.batch * r.config.seq);
@@ -116,15 +130,19 @@ Plan make_plan(const PlanRequest& r, PlannedRanks which) {
   if (const auto peak = r.hardware.dense_peak(r.config.precision, r.config.tf32))
     plan.mfu = plan.flops_per_s / *peak;
   const RankForecast& most = plan.most_loaded();
-  plan.fits = most.peak_bytes + most.by_class.at("slack") <= r.memory_bytes();
+  plan.fits = most.peak_bytes + most.by_class.at("slack") <= planned_limit(r.memory_bytes());
   plan.notes = r.notes;
   return plan;
 }
 
 std::string predicted_trace(const PlanRequest& r) {
-  const Forecast f = train_gpt::forecast(stage_of(r), 0, forecast_options(r));
+  const Forecast f = forecast_of(r, 0);
   Timeline timeline{.title = "predicted step", .marks = {{"step", 0}}};
-  (void)play(f.rank.record, r.hardware, &timeline.records);
+  const double end = play(f.rank.record, r.hardware, &timeline.records).total,
+               memory = seconds_of_memory(f.rank.record, r.hardware);
+  if (memory > 0)
+    timeline.records.push_back({"planned", f.rank.record.streams.front(), "memory returned and taken again",
+                                (end - memory) * 1e6, end * 1e6, WorkKind::copy});
   return chrome_trace(timeline);
 }
 

@@ -107,7 +107,7 @@ std::optional<Plan> plan_without_optimizer(PlanRequest r) {
   plan.time.total -= std::exchange(plan.time.optimizer, 0);
   for (double* rate : {&plan.tokens_per_s, &plan.flops_per_s, plan.mfu ? &*plan.mfu : nullptr})
     if (rate != nullptr) *rate *= with / plan.time.total;
-  plan.fits = held(plan) <= r.memory_bytes();
+  plan.fits = held(plan) <= planned_limit(r.memory_bytes());
   return plan.fits ? std::nullopt : std::optional(std::move(plan));
 }
 

@@ -40,7 +40,7 @@ std::string memory_table(const PlanRequest& r, const Plan& p) {
   if (most.host_bytes + least.host_bytes > 0)
     text += fmt::format("  {:<22}{:>14}{:>14}\n", "on the host", bytes_text(most.host_bytes),
                         bytes_text(least.host_bytes));
-  return text + fmt::format("  {} in {} of a rank\n\n", p.fits ? "fits" : "DOES NOT FIT",
+  return text + fmt::format("  {} in 99 % of {} of a rank\n\n", p.fits ? "fits" : "DOES NOT FIT",
                             bytes_text(r.memory_bytes()));
 }
 

@@ -158,9 +158,9 @@ std::string search_table(const PlanRequest& r, const PlanSearch& s) {
                     s.result.refused.empty() ? "leave some of the flags to the search" : s.result.refused);
   } else if (!s.result.fits()) {
     const Candidate& nearest = s.result.candidates.front();
-    text += fmt::format("NOTHING FITS in {} of a rank. The nearest takes {}, {} too much: {}\n",
-                        bytes_text(limit), bytes_text(nearest.bytes), bytes_text(nearest.bytes - limit),
-                        flags_of(nearest));
+    text += fmt::format("NOTHING FITS in 99 % of {} of a rank. The nearest takes {}, {} too much: {}\n",
+                        bytes_text(limit), bytes_text(nearest.bytes),
+                        bytes_text(nearest.bytes - planned_limit(limit)), flags_of(nearest));
   } else {
     text += fmt::format("no run that fits is faster than {:.1f} ms\n\n  {:>13} {:>12} {:>12}  {}\n",
                         s.result.bound * 1e3, "step", "memory", "tokens/s", "flags");

@@ -7,6 +7,7 @@
 
 #include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/save_plan.h>
+#include <sherd/train/plan/measure_hardware.h>
 
 #include "train_gpt/run/trainer.h"
 
@@ -109,11 +110,21 @@ sherd::DryDeviceOptions dry_options(sherd::Device& device) {
           .gpu = gpu};
 }
 
+int64_t usable_memory(const sherd::RankContext& rank) {
+  const int64_t memory = sherd::memory_of(rank);
+  return rank.device->kind() == sherd::DeviceKind::cuda ? memory / 20 * 19 : memory;
+}
+
 void reserve_memory(const TrainConfig& config, const sherd::RankContext& context) {
   sherd::Device& device = *context.device;
-  if (device.kind() != sherd::DeviceKind::cuda || context.world->size() == 1) return;
+  if (device.kind() != sherd::DeviceKind::cuda) return;
+  const int64_t limit = config.memory_limit > 0 ? config.memory_limit : usable_memory(context);
+  device.allocator().keep_within(sherd::planned_limit(limit));
+  if (context.world->size() == 1) return;
   if (config.comm != sherd::BackendKind::nccl && sherd::cuda_device_count() == 1) return;
-  const Forecast f = forecast(config, context.world->rank(), {.device = dry_options(device)});
+  sherd::DryDeviceOptions dry = dry_options(device);
+  dry.keep_within = sherd::planned_limit(limit);
+  const Forecast f = forecast(config, context.world->rank(), {.device = dry});
   device.allocator().reserve(f.blocks);
   device.copies().reserve(f.copies);
 }

@@ -52,7 +52,11 @@ std::vector<int> further_ranks(const Forecast& first, int64_t world, PlannedRank
 /// The device of a forecast of a run on this one. @pre it has the memory of no communicator but the world's
 sherd::DryDeviceOptions dry_options(sherd::Device& device);
 
-/// Where the job has several GPUs: takes the memory of the rank's step now, before it has collectives. A GPU's call for memory may
+/// Returns the bytes that a run may take of the rank's memory: 95 % of a GPU's, whose context and libraries the plan does not count;
+/// memory_of() a rank on CPUs.
+int64_t usable_memory(const sherd::RankContext& rank);
+
+/// On GPUs the allocator keeps within what plans assume, of --memory-limit or usable_memory(). Where the job has several GPUs: takes the memory of the rank's step now, before it has collectives. A GPU's call for memory may
 /// wait for all that runs there, collectives among it.
 void reserve_memory(const TrainConfig& config, const sherd::RankContext& context);
 

@@ -10,7 +10,7 @@
 namespace train_gpt {
 
 /// Returns the planned bytes of this rank, and the three fastest runs that would fit, a line each; "" where none would, or the run
-/// cannot be planned. A run that was planned to fit, and did not, has 95 % of its planned bytes as limit.
+/// cannot be planned. A run that was planned to fit, and did not, has 95 % of its planned peak as limit.
 std::string remedies_in_words(const TrainConfig& config, const sherd::RankContext& rank);
 
 }  // namespace train_gpt

@@ -38,7 +38,7 @@ struct Run {
   std::map<std::string, int64_t> by_class;
   std::vector<int> further = {};  // ranks that are not in it
   int64_t within = 0;             // DryDeviceOptions::keep_within
-  bool returned = false;          // memory, so that more would be faster
+  bool returned = false;          // the step returned kept blocks: its time depends on `within`
 };
 
 struct Node {
@@ -72,11 +72,11 @@ struct Search::Impl {
   std::string refused;
   int64_t made = 0, work = 0;  // dry runs of this search, and their operations
 
-  double limit() const {
-    return static_cast<double>(constraints.memory_bytes > 0 ? constraints.memory_bytes
-                                                            : options.hardware.memory_bytes);
+  double limit() const { return static_cast<double>(within()); }
+  int64_t within() const {
+    return sherd::planned_limit(constraints.memory_bytes > 0 ? constraints.memory_bytes
+                                                             : options.hardware.memory_bytes);
   }
-  int64_t within() const { return sherd::kept_within(static_cast<int64_t>(limit())); }
   Configs at(size_t axis, const TrainConfig& c) const {
     return choices(axis, c, constraints, options.hardware.ranks_per_host);
   }
@@ -206,10 +206,10 @@ struct Search::Impl {
                   .least = LeastTime(f.rank.record, options.hardware),
                   .by_class = f.rank.by_class,
                   .further = further_ranks(f, c.ranks, PlannedRanks::several),
-                  .within = within(),
                   .returned = f.rank.record.returned > 0};
       }
       if (!run) return nullptr;
+      run->within = within();
       if (run->time.total < enough && static_cast<double>(run->bytes) <= limit())
         for (const int rank : std::exchange(run->further, {})) add_rank(*run, c, rank);
     } catch (const sherd::Error& e) {
@@ -471,7 +471,8 @@ std::vector<Candidate> remedies(const TrainConfig& base, SearchOptions options, 
     limits.fixed.insert(name);
   options.wanted = most;
   Search search(base, options);
-  const SearchResult found = search.run(limits);
+  SearchResult found = search.run(limits);
+  std::erase_if(found.candidates, [](const Candidate& c) { return c.changes.empty(); });
   std::vector<Candidate> all = distinct(found.candidates, most);
   if (all.empty() && !found.candidates.empty()) return {found.candidates.front()};
   limits.keep_bits = true;
@@ -507,7 +508,7 @@ SearchOptions search_options(const sherd::RankContext& rank) {
   const bool gpu = device.kind() == sherd::DeviceKind::cuda;
   SearchOptions options{.hardware = known ? *known : sherd::hardware_profile(gpu ? "h100" : "cpu"),
                         .forecast = {.device = dry_options(device)}};
-  options.hardware.memory_bytes = gpu ? memory_of(rank) / 20 * 19 : memory_of(rank);
+  options.hardware.memory_bytes = usable_memory(rank);
   if (gpu) options.host_bytes = memory_of_host() / rank.world->size();
   return options;
 }

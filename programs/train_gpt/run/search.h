@@ -33,7 +33,7 @@ namespace train_gpt {
 
 struct SearchOptions {
   sherd::HardwareProfile hardware = {};
-  ForecastOptions forecast = {};
+  ForecastOptions forecast = {};  // keep_within is set
   /// Candidates that are faster by less than this part are not looked for. Of those that are slower by less the one with the
   /// fewest changes comes first.
   double tolerance = 0.005;
@@ -99,8 +99,8 @@ std::string memory_text(const Candidate& candidate);
 /// Returns how a run changes: "fits with --recompute blocks: 12.1 GiB, 351.20 ms a step, the same bits".
 std::string in_words(const Candidate& candidate);
 
-/// Returns the options of a search on this machine: the profile of the rank's GPU, or of a CPU; 95 % of the GPU's memory, whose context
-/// and libraries the plan does not count, or memory_of() a rank on CPUs; on GPUs an equal part of the host's memory for what is offloaded.
+/// Returns the options of a search on this machine: the profile of the rank's GPU, or of a CPU; usable_memory(); on GPUs an equal part
+/// of the host's memory for what is offloaded.
 SearchOptions search_options(const sherd::RankContext& rank);
 
 }  // namespace train_gpt

@@ -142,7 +142,7 @@ LeastMicrobatch shape_of(const sherd::RankForecast& rank, const sherd::HardwareP
 LeastTime::LeastTime(const sherd::DryRecord& record, const sherd::HardwareProfile& hardware) {
   std::vector<sherd::TraceRecord> records;
   const double total = play(record, hardware, &records).total;
-  seconds = total - seconds_of_memory(record, hardware);  // others may return none
+  seconds = total - seconds_of_memory(record, hardware);  // other candidates may return no memory
   constexpr double kStep = 0.01;
   slope = (total - play(record, with_optimizers(hardware, record, 1 - kStep)).total) / kStep;
   std::map<std::string, double> streams;

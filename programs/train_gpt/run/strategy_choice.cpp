@@ -55,7 +55,7 @@ std::string flags_of(const TrainConfig& config, const TrainConfig& given) {
 
 [[noreturn]] void throw_nothing_fits(const TrainConfig& given, const SearchResult& found,
                                      const SearchOptions& options, int64_t limit) {
-  std::string text = fmt::format("--strategy auto: no run{} fits in {} of a rank",
+  std::string text = fmt::format("--strategy auto: no run{} fits in 99 % of {} of a rank",
                                  found.ended_early ? fmt::format(" of {} that were planned", found.runs) : "",
                                  size_text(limit));
   if (!found.candidates.empty())

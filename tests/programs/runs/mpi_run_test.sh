@@ -58,7 +58,7 @@ for ranks in 2 4; do
 done
 train processes mpi 4 --steps 8 --strategy auto --comm-timeout 30
 alike "the choice of rank 0 on 4" threads processes
-refused 1 "--strategy auto: no run fits in 0.5 MiB of a rank" "$mpirun" -n 2 "$train_gpt" "${model[@]}" --comm mpi \
+refused 1 "--strategy auto: no run fits in 99 % of 0.5 MiB of a rank" "$mpirun" -n 2 "$train_gpt" "${model[@]}" --comm mpi \
   --strategy auto --memory-limit 512K --steps 1
 train threads local 4 --steps 6 --tp 2
 train processes mpi 4 --steps 6 --tp 2

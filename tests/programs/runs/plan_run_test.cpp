@@ -131,7 +131,7 @@ TEST(PlanRun, AutoThatFitsNowhereNamesTheNearest) {
   EXPECT_EQ(f.exit_code, 1);
   EXPECT_EQ(std::ranges::count(f.err, '\n'), 1) << f.err;
   EXPECT_THAT(f.err, testing::StartsWith(
-                         "train_gpt: --strategy auto: no run fits in 1.0 MiB of a rank; the nearest takes"));
+                         "train_gpt: --strategy auto: no run fits in 99 % of 1.0 MiB of a rank; the nearest takes"));
 }
 
 }  // namespace

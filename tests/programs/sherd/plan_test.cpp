@@ -56,7 +56,8 @@ TEST(PlannedPresets, EqualTheStepOfTrainGptOnADryDevice) {
       const train_gpt::Forecast step =
           train_gpt::forecast(config, rank.rank,
                               {.device = {.device = {.kernels = KernelSet::reference},
-                                          .total_memory = request.hardware.memory_bytes}});
+                                          .total_memory = request.hardware.memory_bytes,
+                                          .keep_within = planned_limit(request.memory_bytes())}});
       EXPECT_EQ(planned.parameters, step.parameters.all);
       EXPECT_EQ(planned.active_parameters, step.parameters.active);
       EXPECT_NEAR(static_cast<double>(step.parameters.active) / active, 1, .15)
@@ -154,10 +155,10 @@ TEST_F(PlanProgram, SearchSaysByHowMuchNothingFits) {
   const std::string run =
       "--world 2 --dim 256 --heads 4 --layers 2 --seq 32 --batch 2 --hardware h100 --search --keep-bits "
       "--offload none";
-  EXPECT_THAT(
-      plan(run + " --memory-limit 16M").out,
-      AllOf(HasSubstr("NOTHING FITS in 16.0 MiB of a rank. The nearest takes "), HasSubstr(" too much: "),
-            HasSubstr("without --keep-bits: "), HasSubstr("--ranks 32: nothing fits")));
+  EXPECT_THAT(plan(run + " --memory-limit 16M").out,
+              AllOf(HasSubstr("NOTHING FITS in 99 % of 16.0 MiB of a rank. The nearest takes "),
+                    HasSubstr(" too much: "), HasSubstr("without --keep-bits: "),
+                    HasSubstr("--ranks 32: nothing fits")));
 }
 
 TEST_F(PlanProgram, RefusesConstraintsThatCannotBe) {

@@ -62,7 +62,7 @@ TEST(StepTime, MemoryThatWasReturnedIsTakenAgain) {
   r.entries = {product(0, 1)};
   r.taken = 3'000'000'000;  // a first use of 2 GB among it
   r.returned = 1'000'000'000;
-  EXPECT_THAT(play(r, simple()).total, DoubleNear(2, 1e-9)) << "by the rate of memory";
+  EXPECT_THAT(play(r, simple()).total, DoubleNear(11, 1e-9)) << "by a tenth of the rate of memory";
   HardwareProfile h = simple();
   h.fresh_bytes_per_s = 5e8;
   EXPECT_THAT(play(r, h).total, DoubleNear(3, 1e-9));
