@@ -143,6 +143,7 @@ std::vector<std::string> unheeded_forms(const Routing& routing, const OptimizerO
   std::vector<std::string> wrong;
   for (const UpdateRuleFactory& f : factories) {
     std::vector<std::string> states, codes, masters, places, gradients;
+    std::map<std::string, std::vector<std::string>> cuts;  // by what cuts blocks
     for (const Route& r : routing.routes) {
       if (f.algorithm != r.algorithm || !r.param.sharded()) continue;
       const DType state = state_dtype_of(r, o);
@@ -151,18 +152,22 @@ std::vector<std::string> unheeded_forms(const Routing& routing, const OptimizerO
       } else if (state == DType::i8 && !f.heeds_quantized_state) {
         codes.push_back(r.name);
       } else if (const std::string cut = state == DType::i8 ? cut_blocks_of(r.param) : ""; !cut.empty()) {
-        wrong.push_back(fmt::format("state of '{}' in i8: {}", r.name, cut));
+        cuts[cut].push_back(r.name);
       }
       if (!f.heeds_master && r.param.group().plan().master != Master::f32) masters.push_back(r.name);
       if (!f.heeds_place && rests_on_host(r, o)) places.push_back(r.name);
       if (!f.heeds_grad_dtype && r.param.group().plan().grad_dtype != DType::f32) gradients.push_back(r.name);
     }
+    const auto more_of = [](const std::vector<std::string>& names) {
+      return names.size() == 1 ? "" : fmt::format(" and {} more", names.size() - 1);
+    };
+    for (const auto& [cut, names] : cuts)
+      wrong.push_back(fmt::format("state of '{}'{} in i8: {}", names.front(), more_of(names), cut));
     const auto say = [&](const std::vector<std::string>& names, const char* what, const char* remedy) {
       if (names.empty()) return;
-      const std::string more = names.size() == 1 ? "" : fmt::format(" and {} more", names.size() - 1);
       wrong.push_back(
           fmt::format("{} has {}, for {}{}; leave out {}, or give these another by a routing rule",
-                      title_of(f.algorithm), what, names.front(), more, remedy));
+                      title_of(f.algorithm), what, names.front(), more_of(names), remedy));
     };
     say(gradients, "gradients in f32 alone", "FullyShardOptions::grad_dtype");
     say(states, "state in f32 alone", "OptimizerOptions::state_dtype");

@@ -45,6 +45,12 @@ std::vector<Item> items_of(ModuleBase& root, const Optimizer& optimizer) {
   return all;
 }
 
+int64_t bytes_of(const std::vector<Item>& items) {
+  int64_t bytes = kCopiedBytes;
+  for (const Item& item : items) bytes += item.live.nbytes();
+  return bytes;
+}
+
 std::string value_at(DType dtype, const char* bytes, int64_t element) {
   const char* at = bytes + element * size_of(dtype);
   if (dtype == DType::f32) {
@@ -67,13 +73,11 @@ class StateCopy {
       item.copy =
           Tensor::host(device, {item.live.nbytes()}, DType::u8, MemoryClass::scratch, "repeated step");
       ops::copy(stream_, item.copy, item.live.bytes());
-      bytes_ += item.live.nbytes();
     }
-    bytes_ += kCopiedBytes;
     stream_.synchronize();
   }
 
-  int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return bytes_of(items_); }
 
   // The model gets what was copied, the copy what the model had: one copy serves both runs.
   void exchange() {
@@ -124,7 +128,6 @@ class StateCopy {
   Stream& stream_;
   std::vector<Item> items_;
   Tensor piece_;
-  int64_t bytes_ = 0;
 };
 
 // NaN equals NaN here: bits are compared.
@@ -168,6 +171,10 @@ RepeatedStep repeat_step(ModuleBase& root, Optimizer& optimizer, const std::func
   if (!state.empty()) result.difference += (result.difference.empty() ? "" : "; ") + state;
   result.same = !any_rank(*runtime.mesh().world(), !result.difference.empty());
   return result;
+}
+
+int64_t repeat_bytes(ModuleBase& root, const Optimizer& optimizer) {
+  return bytes_of(items_of(root, optimizer));
 }
 
 }  // namespace sherd

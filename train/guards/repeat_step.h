@@ -40,4 +40,7 @@ struct RepeatedStep {
 [[nodiscard]] RepeatedStep repeat_step(ModuleBase& root, Optimizer& optimizer,
                                        const std::function<StepFigures()>& step);
 
+/// Returns the bytes of its copy on this rank.
+int64_t repeat_bytes(ModuleBase& root, const Optimizer& optimizer);
+
 }  // namespace sherd

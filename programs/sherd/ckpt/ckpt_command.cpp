@@ -60,7 +60,7 @@ CLI::Option* add_path(CLI::App& sub, const std::string& name, std::filesystem::p
 }  // namespace
 
 CLI::App* CkptCommand::add_to(CLI::App& app) {
-  app_ = app.add_subcommand("ckpt", "inspect, verify, compare and convert checkpoints");
+  app_ = app.add_subcommand("ckpt", "inspect, verify, diff and convert checkpoints");
   app_->require_subcommand(0, 1);
   add_inspect(*app_);
   add_verify(*app_);

@@ -71,7 +71,7 @@ Forecast forecast_of(const PlanRequest& r, int rank) {
   const int64_t kept = r.pipeline > 1 ? kept_of_others(r, f.rank) : 0;
   if (kept == 0 || f.rank.peak_bytes + f.rank.by_class.at("slack") + kept <= options.device.keep_within)
     return f;
-  options.device.keep_within = std::max<int64_t>(1, options.device.keep_within - kept);
+  options.device.keep_within = std::max<int64_t>(0, options.device.keep_within - kept);
   return train_gpt::forecast(stage_of(r), rank, options);
 }
 

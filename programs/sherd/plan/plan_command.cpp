@@ -1,6 +1,8 @@
 #include "plan_command.h"
 
+#include <chrono>
 #include <fstream>
+#include <functional>
 #include <ostream>
 
 #include <fmt/format.h>
@@ -94,9 +96,28 @@ CLI::App* PlanCommand::add_to(CLI::App& app) {
   return sub;
 }
 
+namespace {
+
+/// A line every ten seconds.
+std::function<void()> progress_of_search(std::ostream& err) {
+  using Clock = std::chrono::steady_clock;
+  return [&err, said = Clock::now(), runs = 0]() mutable {
+    ++runs;
+    if (Clock::now() - said < std::chrono::seconds(10)) return;
+    said = Clock::now();
+    err << "sherd plan: " << runs << " dry runs" << std::endl;
+  };
+}
+
+}  // namespace
+
 int PlanCommand::run(std::ostream& out, std::ostream& err) {
   flags.run = app_->remaining();
   flags.several = compare || !sweep.empty();
+  if (flags.search && flags.several) {
+    err << "sherd plan: --search: an answer of its own; leave --compare and --sweep out\n";
+    return kUsage;
+  }
   if (!measure.empty()) flags.hardware = "cpu";  // of the run's own --device
   PlanRequest request;
   try {
@@ -104,12 +125,14 @@ int PlanCommand::run(std::ostream& out, std::ostream& err) {
     if (!sweep.empty()) range_ = parse_sweep(sweep);
     if (!svg.empty() && sweep.empty() && !flags.search)
       throw InvalidArgument("--svg: a picture of --sweep or --search; give one of them");
-    if (flags.search) found_ = search_plans(request);
+    if (!svg.empty()) write_text(svg, "");  // a file that cannot be written is known before the search
+    if (flags.search) found_ = search_plans(request, progress_of_search(err));
   } catch (const InvalidArgument& e) {
     err << "sherd plan: " << printable_lines(e.what()) << "\n";
     return kUsage;
   }
   if (!measure.empty()) {
+    write_text(measure, "");  // a file that cannot be written is known before the measurement
     write_text(measure, to_text(measure_machine(request.config)));
     return 0;
   }

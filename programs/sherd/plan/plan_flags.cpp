@@ -204,6 +204,8 @@ std::optional<int64_t> take_constraints(PlanRequest& r, RunFlags& run, const Pla
                                         flags.keep_bits ? "--keep-bits" : "--max-tp"));
     return {};
   }
+  if (flags.max_tp > 0 && run.has("--tp"))
+    throw InvalidArgument("--max-tp: --tp is given and not searched for; leave one of the two out");
   r.constraints.keep_bits = flags.keep_bits;
   r.constraints.max_tp = flags.max_tp;
   for (const std::string& name : train_gpt::kSearched)

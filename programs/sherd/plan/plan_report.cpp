@@ -16,14 +16,15 @@ std::string ms(double seconds) { return fmt::format("{:.2f} ms", seconds * 1e3);
 std::string heading(const PlanRequest& r, const Plan& p) {
   const train_gpt::TrainConfig& c = r.config;
   std::string text = fmt::format(
-      "{} parameters, {} active; {:.2f} GFLOP per token\n{} ranks of {}; {}{}{}; layout {}; {}; {} {}\n",
-      p.parameters, p.active_parameters, p.flops_per_token / 1e9, c.ranks * r.pipeline, r.hardware.name,
-      name_of(*c.strategy),
+      "{} parameters, {} active; {:.2f} GFLOP per token\n{} of {}; {}{}{}; layout {}; {}; {}{}{}\n",
+      p.parameters, p.active_parameters, p.flops_per_token / 1e9, count_text(c.ranks * r.pipeline, "rank"),
+      r.hardware.name, name_of(*c.strategy),
       c.replicas > 1 ? fmt::format(", {} replicas, outer {}", c.replicas, name_of(c.outer)) : "",
       (r.pipeline > 1 ? fmt::format(", {} stages", r.pipeline) : "") +
           (c.context > 1 ? fmt::format(", sequences on {} ranks", c.context) : ""),
       word_of(c.layout), train_gpt::word_of(c.precision), word_of(c.optimizer),
-      c.optimizer == train_gpt::OptimizerWord::muon ? name_of(c.muon_mode) : "");
+      c.optimizer == train_gpt::OptimizerWord::muon ? fmt::format(" {}", name_of(c.muon_mode)) : "",
+      c.recompute == train_gpt::Recompute::none ? "" : fmt::format("; recompute {}", word_of(c.recompute)));
   return text + fmt::format("{} sequences of {} tokens per step, {} microbatch{}\n\n", c.batch, c.seq,
                             c.grad_accum, c.grad_accum == 1 ? "" : "es");
 }

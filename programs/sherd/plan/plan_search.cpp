@@ -64,9 +64,23 @@ std::vector<std::string> program_of(const TrainConfig& c) {
   if (train_gpt::quantizes_state(c)) lines.push_back("options.whole_state_blocks = true;");
   lines.push_back(fmt::format("RootOptions root{{.prefetch = {}}};", c.prefetch));
   const bool host = c.offload != "none", narrow = c.state_dtype != DType::f32;
-  if (host || narrow) lines.push_back("OptimizerOptions optimizer;");
+  const bool muon = c.optimizer == train_gpt::OptimizerWord::muon;
+  if (host || narrow || muon) lines.push_back("OptimizerOptions optimizer;");
   if (narrow) lines.push_back(fmt::format("optimizer.state_dtype = DType::{};", name_of(c.state_dtype)));
   if (host) lines.push_back("optimizer.state_place = Place::host;");
+  if (muon)
+    lines.push_back(fmt::format("optimizer.muon.whole.mode = MatrixMode::{};",
+                                c.muon_mode == MatrixMode::automatic ? "automatic" : name_of(c.muon_mode)));
+  if (muon && c.muon_allow_inexact) lines.push_back("optimizer.muon.whole.allow_inexact = true;");
+  if (muon && c.muon_working != DType::f32)
+    lines.push_back(
+        fmt::format("optimizer.muon.orthogonalize.working = DType::{};", name_of(c.muon_working)));
+  if (c.recompute != train_gpt::Recompute::none)
+    lines.push_back(fmt::format("// blocks: set_recompute(true{});",
+                                c.recompute == train_gpt::Recompute::offload ? ", Place::host" : ""));
+  if (c.grad_accum > 1)
+    lines.push_back(
+        fmt::format("// {} microbatches a step, all but the last inside of Accumulate", c.grad_accum));
   return lines;
 }
 
@@ -91,8 +105,9 @@ std::vector<std::pair<std::string, Constraints>> without_each(const PlanRequest&
   return all;
 }
 
-std::optional<Candidate> fastest(const train_gpt::SearchResult& result) {
-  return result.fits() ? std::optional(result.candidates.front()) : std::nullopt;
+OtherSearch other(std::string change, const train_gpt::SearchResult& result) {
+  return {std::move(change), result.fits() ? std::optional(result.candidates.front()) : std::nullopt,
+          result.ended_early};
 }
 
 std::string other_line(const PlanSearch& s, const OtherSearch& o) {
@@ -102,9 +117,12 @@ std::string other_line(const PlanSearch& s, const OtherSearch& o) {
     return fmt::format("  {}: fits, {} and {:.1f} ms, with {}\n", o.change, bytes_text(o.fastest->bytes),
                        o.fastest->time.total * 1e3, flags_of(*o.fastest));
   const double cost = s.result.candidates.front().time.total / o.fastest->time.total - 1;
-  if (cost < 1e-3) return fmt::format("  {}: no faster\n", o.change);
-  return fmt::format("  {}: {:.1f} % faster, {:.1f} ms, with {}\n", o.change, 100 * cost / (1 + cost),
-                     o.fastest->time.total * 1e3, flags_of(*o.fastest));
+  if (cost < 1e-3)
+    return fmt::format("  {}: no faster{}\n", o.change,
+                       o.ended_early ? " one found in a shorter search" : "");
+  return fmt::format("  {}: {}{:.1f} % faster, {:.1f} ms, with {}\n", o.change,
+                     o.ended_early ? "at least " : "", 100 * cost / (1 + cost), o.fastest->time.total * 1e3,
+                     flags_of(*o.fastest));
 }
 
 }  // namespace
@@ -121,10 +139,11 @@ std::string remedies_table(const PlanRequest& r) {
                       : text;
 }
 
-PlanSearch search_plans(const PlanRequest& r) {
+PlanSearch search_plans(const PlanRequest& r, std::function<void()> on_dry_run) {
   if (r.pipeline > 1 || r.listed)
     throw InvalidArgument("--search: of runs of train_gpt alone; leave --pipeline and --params out");
-  train_gpt::SearchOptions options{.hardware = r.hardware, .forecast = forecast_options(r)};
+  train_gpt::SearchOptions options{
+      .hardware = r.hardware, .forecast = forecast_options(r), .on_dry_run = std::move(on_dry_run)};
   Search search(r.config, options);
   PlanSearch all{.result = search.run(r.constraints), .best = {}, .others = {}};
   if (all.result.considered == 0)
@@ -134,13 +153,13 @@ PlanSearch search_plans(const PlanRequest& r) {
                     r.config.ranks, r.config.batch));
   all.best = train_gpt::distinct(all.result.candidates, kShown);
   for (const auto& [name, constraints] : without_each(r))
-    all.others.push_back({"without " + name, fastest(search.run(constraints, kFurtherWork))});
+    all.others.push_back(other("without " + name, search.run(constraints, kFurtherWork)));
   options.most_work = kFurtherWork;
   OtherSearch more;
   for (TrainConfig c = r.config;
        !all.result.fits() && c.ranks * 2 <= std::min(16 * r.config.ranks, kLargestWorld);) {
     c.ranks *= 2;
-    more = {fmt::format("--ranks {}", c.ranks), fastest(Search(c, options).run(r.constraints))};
+    more = other(fmt::format("--ranks {}", c.ranks), Search(c, options).run(r.constraints));
     if (more.fastest) break;
   }
   if (!more.change.empty()) all.others.push_back(more);
@@ -151,6 +170,7 @@ std::string search_table(const PlanRequest& r, const PlanSearch& s) {
   std::string text = fmt::format(
       "{} arrangements of ranks and microbatches, of which {} do not fit by a bound; {} dry runs\n",
       s.result.considered, s.result.too_large, s.result.runs);
+  if (s.result.ended_early) text += "the budget of dry runs ended: not all candidates were tried\n";
   const int64_t limit = r.memory_bytes();
   if (s.result.candidates.empty()) {
     text +=
@@ -184,11 +204,14 @@ nlohmann::ordered_json search_json(const PlanSearch& s) {
   for (const Candidate& c : s.result.candidates) all.push_back(json_of(c));
   for (const Candidate& c : s.best) best.push_back(json_of(c));
   for (const OtherSearch& o : s.others)
-    others.push_back({{"change", o.change}, {"fastest", o.fastest ? json_of(*o.fastest) : ordered_json()}});
+    others.push_back({{"change", o.change},
+                      {"fastest", o.fastest ? json_of(*o.fastest) : ordered_json()},
+                      {"ended_early", o.ended_early}});
   return {{"arrangements", s.result.considered},
           {"too_large", s.result.too_large},
           {"dry_runs", s.result.runs},
           {"bound_ms", s.result.bound * 1e3},
+          {"ended_early", s.result.ended_early},
           {"fits", s.result.fits()},
           {"run", s.best.empty() ? ordered_json() : ordered_json(run_flags(s.best.front().config))},
           {"program", s.best.empty() ? ordered_json() : ordered_json(program_of(s.best.front().config))},

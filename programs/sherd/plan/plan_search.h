@@ -15,6 +15,7 @@ namespace sherd::tools {
 struct OtherSearch {
   std::string change;                                // "without --tp 4", "--ranks 32"
   std::optional<train_gpt::Candidate> fastest = {};  // that fits
+  bool ended_early = false;                          // by its budget, which is smaller
 };
 
 struct PlanSearch {
@@ -25,7 +26,8 @@ struct PlanSearch {
 
 /// Searches what the request leaves open (PlanRequest::constraints), and where that has constraints or nothing fits, what it
 /// would find without each of them, or with more ranks. @throws InvalidArgument for a pipeline or a list of parameters.
-[[nodiscard]] PlanSearch search_plans(const PlanRequest& request);
+/// @param on_dry_run called after each dry run
+[[nodiscard]] PlanSearch search_plans(const PlanRequest& request, std::function<void()> on_dry_run = {});
 
 /// Returns the three fastest ways to make a plan fit that does not, a line each.
 std::string remedies_table(const PlanRequest& request);

@@ -119,6 +119,7 @@ std::optional<ModelSource> take_model(CommandLine& line, const std::optional<Sav
 void drop_outputs_of_training(TrainConfig& c) {
   for (std::string* const output : {&c.save, &c.loss_svg, &c.trace, &c.timeline}) output->clear();
   c.explain_plan = false;
+  c.recompute = Recompute::none;
   if (!c.sample_only) return;
   for (std::string* const measured : {&c.metrics, &c.log_dir}) measured->clear();
 }

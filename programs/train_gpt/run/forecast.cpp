@@ -7,6 +7,7 @@
 
 #include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/save_plan.h>
+#include <sherd/train/guards/repeat_step.h>
 #include <sherd/train/plan/measure_hardware.h>
 
 #include "train_gpt/run/trainer.h"
@@ -52,23 +53,20 @@ sherd::Tensor checkpoint_copy(const TrainConfig& run, Trainer& trainer, int rank
                              sherd::MemoryClass::scratch, "checkpoint copy");
 }
 
-}  // namespace
-
-std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& c) {
-  const int64_t count = c.seq + 1;
-  const sherd::TokenFile file{
-      .bytes = std::make_shared<Zeros>(count), .begin = 0, .count = count, .type = sherd::TokenType::u8};
-  std::vector<sherd::SharedTokens> data;
-  data.push_back({std::make_shared<const sherd::TokenStream>("zeros", std::vector{file})});
-  return std::make_shared<const sherd::TokenWindows>(
-      std::move(data), nullptr, sherd::TokenWindowsOptions{.seq = c.seq, .vocab = vocabulary(c)});
+/// The copy of --verify-step, which is there in one step; undefined without.
+sherd::Tensor repeat_copy(const TrainConfig& run, Trainer& trainer, sherd::Device& device) {
+  if (run.verify_step == 0) return {};
+  const sherd::SavedRun saved = trainer.saved_run();
+  return sherd::Tensor::host(device, {sherd::repeat_bytes(saved.model, *saved.optimizer)}, sherd::DType::u8,
+                             sherd::MemoryClass::scratch, "repeated step");
 }
 
-Forecast forecast(const TrainConfig& run, int rank, const ForecastOptions& options) {
+Forecast dry_run(const TrainConfig& run, int rank, const ForecastOptions& options) {
   const TrainConfig config = without_files(run);
   sherd::DryRank dry(rank, static_cast<int>(config.ranks), options.device);
   Trainer trainer(dry.context(), config, windows_of_zeros(config), options.build);
-  const sherd::Tensor copy = checkpoint_copy(run, trainer, rank, *dry.context().device);
+  const sherd::Tensor copies[] = {checkpoint_copy(run, trainer, rank, *dry.context().device),
+                                  repeat_copy(run, trainer, *dry.context().device)};
   for (int i = 0; i < kStepsBefore; ++i) (void)trainer.issue_step();
   const int64_t before = dry.context().device->allocator().peak_bytes();
   dry.begin_step();
@@ -83,6 +81,27 @@ Forecast forecast(const TrainConfig& run, int rank, const ForecastOptions& optio
   if (const auto plans = trainer.muon_plans(); !plans.empty())
     for (const sherd::PlanRank& r : plans.front().ranks) f.newton_schulz_cost.push_back(r.cost);
   return f;
+}
+
+}  // namespace
+
+std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& c) {
+  const int64_t count = c.seq + 1;
+  const sherd::TokenFile file{
+      .bytes = std::make_shared<Zeros>(count), .begin = 0, .count = count, .type = sherd::TokenType::u8};
+  std::vector<sherd::SharedTokens> data;
+  data.push_back({std::make_shared<const sherd::TokenStream>("zeros", std::vector{file})});
+  return std::make_shared<const sherd::TokenWindows>(
+      std::move(data), nullptr, sherd::TokenWindowsOptions{.seq = c.seq, .vocab = vocabulary(c)});
+}
+
+Forecast forecast(const TrainConfig& run, int rank, ForecastOptions options) {
+  const int64_t within = std::exchange(options.device.keep_within, 0);
+  Forecast f = dry_run(run, rank, options);
+  const int64_t peak = f.rank.peak_bytes;
+  if (within == 0 || peak > within || peak + f.rank.by_class.at("slack") <= within) return f;
+  options.device.keep_within = within;
+  return dry_run(run, rank, options);
 }
 
 std::vector<int> further_ranks(const Forecast& first, int64_t world, PlannedRanks which) {

@@ -39,9 +39,9 @@ struct ForecastOptions {
 std::shared_ptr<const sherd::TokenWindows> windows_of_zeros(const TrainConfig& config);
 
 /// Runs the trainer of one rank on a dry device, without data, weights or other ranks. Experts get equal shares of
-/// the rows.
+/// the rows. A run that does not fit in DryDeviceOptions::keep_within even so is planned as with enough memory.
 /// @throws as Trainer's constructor.
-Forecast forecast(const TrainConfig& config, int rank, const ForecastOptions& options = {});
+Forecast forecast(const TrainConfig& config, int rank, ForecastOptions options = {});
 
 /// Ranks to plan besides the first and the last: those with the most and the least Newton-Schulz work. few: the first
 /// and the one with the most alone.

@@ -195,7 +195,8 @@ struct Search::Impl {
     const auto [known, fresh] = runs.try_emplace(key_of(c));
     std::optional<Run>& run = known->second;
     const bool other =
-        run && run->within != within() && (run->returned || run->bytes > std::min(run->within, within()));
+        run && run->within != within() &&
+        (run->returned || (run->peak <= within() && run->bytes > std::min(run->within, within())));
     try {
       if (fresh || other) {
         const Forecast f = dry_run(c, 0);

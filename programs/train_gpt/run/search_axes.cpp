@@ -1,6 +1,7 @@
 #include "train_gpt/run/search_axes.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "train_gpt/settings/optimizer_config.h"
@@ -61,6 +62,16 @@ bool adds_on_ranks(const TrainConfig& c) {
   return c.strategy == Strategy::no_shard || c.strategy == Strategy::optim;
 }
 
+/// Whether replicas leave the bits of sums over ranks as they are (docs/training.md, "Equal bits").
+bool sums_alike(const TrainConfig& a, const TrainConfig& b) {
+  const auto as_flat = [](const TrainConfig& c) {
+    return c.replicas == 1 ||
+           (c.data_ranks() % c.replicas == 0 && std::has_single_bit(static_cast<uint64_t>(shards_of(c))));
+  };
+  return a.replicas == b.replicas ||
+         (b.grad_accum == 1 && b.experts == 0 && b.context == 1 && as_flat(a) && as_flat(b));
+}
+
 Configs choices(size_t axis, const TrainConfig& c, const Constraints& limits, int64_t ranks_per_host) {
   if (limits.fixed.contains(kSearched[axis])) return {c};
   const bool bits = limits.keep_bits, bf16 = c.precision == DType::bf16;
@@ -78,8 +89,11 @@ Configs choices(size_t axis, const TrainConfig& c, const Constraints& limits, in
     case 2:
       return with_each(c, &Settings::expert_parallel,
                        divisors(bits || c.experts == 0 ? 1 : std::gcd(c.ranks, c.experts), c.ranks));
-    case 3:
-      return with_each(c, &Settings::replicas, divisors(bits ? 1 : c.data_ranks(), c.ranks));
+    case 3: {
+      Configs all = with_each(c, &Settings::replicas, divisors(c.data_ranks(), c.ranks));
+      if (bits) std::erase_if(all, [&](const TrainConfig& o) { return !sums_alike(o, c); });
+      return all;
+    }
     case 4:
       if (c.replicas == 1) return {c};
       return with_each(c, &Settings::outer, std::vector{Outer::no_shard, Outer::optim});

@@ -93,8 +93,8 @@ StrategyChoice choose_strategy(const TrainConfig& given, SearchOptions options) 
     return c.fits && c.config.strategy != best.config.strategy;
   });
   if (next != found.candidates.end())
-    reason += fmt::format("; next {}: {:.2f} ms, {}", flags_of(next->config, given), next->time.total * 1e3,
-                          memory_text(*next));
+    reason += fmt::format("; {} {}: {:.2f} ms, {}", next->time.total > best.time.total ? "next" : "as fast",
+                          flags_of(next->config, given), next->time.total * 1e3, memory_text(*next));
   if (const auto idle = idle_under_strategy(best.config); !idle.empty())
     reason += fmt::format("; {} without effect on it", fmt::join(idle, ", "));
   return {with_words(given, words_of(best.config)), reason};

@@ -51,10 +51,12 @@ void check_launch(const TrainConfig& config, const sherd::EnvironmentLookup& get
   std::vector<std::string> found =
       sherd::launch_contradictions(static_cast<int>(config.ranks), launch_options(config), get);
   if (offloads(config) && config.device == sherd::DeviceKind::cpu && config.offload_folder.empty())
-    found.push_back(fmt::format("{}: on a CPU what is offloaded is a file; give --offload-folder",
-                                config.offload != "none"                 ? "--offload " + config.offload
-                                : config.recompute == Recompute::offload ? "--recompute offload"
-                                                                         : "--route"));
+    found.push_back(fmt::format(
+        "{}: on a CPU what is offloaded is a file; give --offload-folder{}",
+        config.offload != "none"                 ? "--offload " + config.offload
+        : config.recompute == Recompute::offload ? "--recompute offload"
+                                                 : "--route",
+        config.recompute == Recompute::offload ? ", or --recompute blocks, which has the same bits" : ""));
   if (!found.empty()) throw sherd::InvalidArgument(with_flags(fmt::format("{}", fmt::join(found, "; "))));
 }
 
