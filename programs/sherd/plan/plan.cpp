@@ -59,7 +59,7 @@ int64_t kept_activations(const train_gpt::TrainConfig& stage, const RankForecast
   return inputs * rows * stage.dim * size_of(stage.precision);
 }
 
-/// Bytes that a stage of a pipeline (1F1B; Narayanan et al., 2021) keeps of the other microbatches, of which there are as many as stages.
+/// Bytes that a stage of a pipeline keeps of the other microbatches in work, which are as many as the stages (1F1B; Narayanan et al., 2021).
 int64_t kept_of_others(const PlanRequest& r, const RankForecast& rank) {
   return (std::min<int64_t>(r.pipeline, r.config.grad_accum) - 1) * kept_activations(stage_of(r), rank);
 }

@@ -110,9 +110,10 @@ rest does not fit already, so that the plan leaves Muon's memory, calls and time
 With --search instead:
   arrangements, too_large   of ranks, strategy, microbatches and recomputation; of them by a bound
   dry_runs, bound_ms, fits  no run that fits is faster than bound_ms
-  run, program              of the fastest: flags of train_gpt, lines of C++
+  ended_early               whether the budget of dry runs ended
+  run, program              of the fastest: words of train_gpt's command, lines of C++
   best, candidates          [{flags, step_ms, bytes, host_bytes, fits, same_bits}]: the five to choose from, and all that had a dry run
-  others                    [{change, fastest}]: without a constraint, or with more ranks; fastest is null where nothing fits
+  others                    [{change, fastest, ended_early}]: without a constraint, or with more ranks; fastest is null where nothing fits
 )";
 
 }  // namespace sherd::tools

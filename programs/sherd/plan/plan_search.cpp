@@ -45,6 +45,17 @@ std::vector<std::string> run_flags(TrainConfig c) {
   return changed_flags(c, standard, [](std::string_view) { return true; });
 }
 
+/// {"--ranks", "4"} of {"--ranks 4"}
+std::vector<std::string> words_of(const std::vector<std::string>& flags) {
+  std::vector<std::string> words;
+  for (const std::string& flag : flags) {
+    const size_t space = flag.find(' ');
+    words.push_back(flag.substr(0, space));
+    if (space != std::string::npos) words.push_back(flag.substr(space + 1));
+  }
+  return words;
+}
+
 std::vector<std::string> program_of(const TrainConfig& c) {
   const FullyShardOptions standard;
   std::vector<std::string> lines = {fmt::format("// mesh: replicate {} x shard {} x context {} x tp {}",
@@ -213,7 +224,7 @@ nlohmann::ordered_json search_json(const PlanSearch& s) {
           {"bound_ms", s.result.bound * 1e3},
           {"ended_early", s.result.ended_early},
           {"fits", s.result.fits()},
-          {"run", s.best.empty() ? ordered_json() : ordered_json(run_flags(s.best.front().config))},
+          {"run", s.best.empty() ? ordered_json() : ordered_json(words_of(run_flags(s.best.front().config)))},
           {"program", s.best.empty() ? ordered_json() : ordered_json(program_of(s.best.front().config))},
           {"best", std::move(best)},
           {"others", std::move(others)},

@@ -86,9 +86,11 @@ StrategyChoice choose_strategy(const TrainConfig& given, SearchOptions options) 
   if (!found.fits()) throw_nothing_fits(given, found, options, limit);
   const Candidate& best = found.candidates.front();
   std::string reason = fmt::format(
-      "strategy: {}, the fastest that fits{}: {:.2f} ms a step and {} of {} by {}",
+      "strategy: {}, the fastest that fits{}: {:.2f} ms a step and {} of {}{}, by {}",
       flags_of(best.config, given), found.ended_early ? fmt::format(", of {} dry runs", found.runs) : "",
-      best.time.total * 1e3, memory_text(best), size_text(limit), options.hardware.name);
+      best.time.total * 1e3, size_text(best.bytes), size_text(limit),
+      best.host_bytes > 0 ? fmt::format(" and {} on the host", size_text(best.host_bytes)) : "",
+      options.hardware.name);
   const auto next = std::ranges::find_if(found.candidates, [&](const Candidate& c) {
     return c.fits && c.config.strategy != best.config.strategy;
   });

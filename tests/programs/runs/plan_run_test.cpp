@@ -102,6 +102,33 @@ TEST(PlanRun, AutoHasTheBitsOfOptimGradsParams) {
   }
 }
 
+// What a search with --keep-bits may choose.
+TEST(PlanRun, ReplicasOfGroupsOfAPowerOfTwoKeepTheBits) {
+  const Flags model = {"--dim", "32", "--heads", "4", "--seq", "16", "--batch", "12", "--steps", "3"};
+  for (const char* const optimizer : {"adamw", "muon"})
+    for (const auto& [ranks, all] :
+         {std::pair<const char*, std::vector<const char*>>{"4", {"2", "4"}}, {"6", {"3", "6"}}}) {
+      const Flags flags = model + Flags{"--optimizer", optimizer, "--ranks", ranks};
+      const Outcome want = train_quietly(flags);
+      for (const char* const replicas : all)
+        for (const char* const outer : {"no_shard", "optim"})
+          EXPECT_TRUE(train_quietly(flags + Flags{"--replicas", replicas, "--outer", outer}) == want)
+              << show(flags) << replicas << outer;
+    }
+}
+
+// The copy of a repeated step is in the plan, so that a run with it fits where the choice says.
+TEST(PlanRun, AutoPlansARepeatedStep) {
+  const auto data = scratch("text"), metrics = scratch("metrics");
+  write_file(data, golden_text());
+  const Finished f =
+      run_train_gpt({"--data", data.string(), "--dim", "64", "--ranks", "2", "--strategy", "auto", "--steps",
+                     "3", "--memory-limit", "15M", "--verify-step", "3", "--metrics", metrics.string()});
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  const nlohmann::json step = read_steps(metrics).back();
+  EXPECT_NEAR(step.at("peak_bytes").get<double>() / step.at("planned_peak_bytes").get<double>(), 1, 0.01);
+}
+
 // Metrics and checkpoints have the choice, in which nothing is auto.
 TEST(PlanRun, AutoIsRecordedAsChosen) {
   const auto data = scratch("text"), metrics = scratch("metrics"), folder = fresh("auto");
@@ -130,8 +157,9 @@ TEST(PlanRun, AutoThatFitsNowhereNamesTheNearest) {
       run_train_gpt({"--data", data.string(), "--ranks", "2", "--strategy", "auto", "--memory-limit", "1M"});
   EXPECT_EQ(f.exit_code, 1);
   EXPECT_EQ(std::ranges::count(f.err, '\n'), 1) << f.err;
-  EXPECT_THAT(f.err, testing::StartsWith(
-                         "train_gpt: --strategy auto: no run fits in 99 % of 1.0 MiB of a rank; the nearest takes"));
+  EXPECT_THAT(f.err,
+              testing::StartsWith(
+                  "train_gpt: --strategy auto: no run fits in 99 % of 1.0 MiB of a rank; the nearest takes"));
 }
 
 }  // namespace

@@ -136,8 +136,10 @@ TEST(RestFormsRun, WhatDoesNotFitIsRefusedInOneLineWithTheRemedy) {
               HasSubstr("--master bf16: fp32 weights are their own masters; give --precision bf16"));
   EXPECT_THAT(refused({"--state-dtype", "bf16", "--optimizer", "muon", "--muon-fraction", "0.5"}, 1),
               AllOf(HasSubstr("Muon has state in f32 alone"), HasSubstr("leave out --state-dtype")));
+  EXPECT_THAT(refused({"--state-dtype", "i8", "--optimizer", "soap", "--dim", "64"}, 2),
+              HasSubstr("--state-dtype i8: SOAP has no state in 8 bits; give bf16"));
   EXPECT_THAT(
-      refused({"--state-dtype", "i8", "--optimizer", "soap", "--dim", "64"}, 1),
+      refused({"--route", "qkv=soap/state:i8", "--dim", "64"}, 1),
       AllOf(HasSubstr("soap has no state in 8 bits, for"), HasSubstr("leave out i8 of --state-dtype")));
   EXPECT_THAT(refused({"--precision", "bf16", "--route", "fc=/master:f16"}, 2),
               AllOf(HasSubstr("--route"), HasSubstr("f16"), HasSubstr("bf16 or split")));

@@ -172,6 +172,8 @@ TEST_F(PlanProgram, RefusesConstraintsThatCannotBe) {
         {"--keep-bits --world 8", "--keep-bits: a constraint of --search; give both"},
         {"--max-tp 2 --world 8", "--max-tp: a constraint of --search; give both"},
         {"--search --pipeline 2 --world 8 --preset llama3-8b", "--search: of runs of train_gpt alone"},
+        {"--search --compare --world 8", "--search: an answer of its own; leave --compare and --sweep out"},
+        {"--search --tp 4 --max-tp 2 --world 8", "--max-tp: --tp is given and not searched for"},
         {"--search --batch x", "--batch 'x': must be a whole number of at least 1"},
         {"--svg a.svg", "--svg: a picture of --sweep or --search; give one of them"}}) {
     const Finished f = plan(flags);
@@ -402,6 +404,16 @@ TEST_F(PlanProgram, PlansOneSequenceForTheRanksThatShareIt) {
   EXPECT_THAT(sweep.out, HasSubstr("  32 "));
   const json stage = plan_of(run + " --world 64 --pipeline 4 --grad-accum 8");
   EXPECT_EQ(stage.at("flops_per_token"), plan_of(run + " --world 8").at("flops_per_token"));
+}
+
+TEST_F(PlanProgram, APipelinesStageReturnsWhatItKeepsAtTheLimit) {
+  const std::string run =
+      "--preset llama3-8b --world 8 --hardware h100 --pipeline 4 --batch 16 --grad-accum 4 --optimizer muon";
+  const json wide = plan_of(run), near = plan_of(run + " --memory-limit 45G");
+  EXPECT_GT(wide.at("ranks").at(0).at("by_class").at("slack").get<int64_t>(),
+            near.at("ranks").at(0).at("by_class").at("slack").get<int64_t>());
+  EXPECT_EQ(near.at("fits"), true);
+  EXPECT_GT(near.at("step_ms").at("total").get<double>(), wide.at("step_ms").at("total").get<double>());
 }
 
 TEST_F(PlanProgram, RefusesWhatCannotBePlannedInOneLineWithTheRemedy) {

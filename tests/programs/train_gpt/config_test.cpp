@@ -95,6 +95,8 @@ TEST(Config, FirstWeightsMayBeEvaluated) {
   flags.insert(flags.end(), {"--init-weights", "w"});
   EXPECT_EQ(parse(flags).init_weights, "w");
   EXPECT_EQ(parse({"--eval-only", "--init-weights", "w"}).init_weights, "w");
+  EXPECT_EQ(parse({"--eval-only", "--init-weights", "w", "--recompute", "offload"}).recompute,
+            Recompute::none);
   EXPECT_THAT(refusal({"--eval-only", "--init-weights", "w", "--resume", "r"}),
               HasSubstr("give one of the two"));
 }

@@ -16,6 +16,7 @@ namespace train_gpt {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -138,6 +139,19 @@ TEST(Search, FindsTheSameAfterSearchesWithOtherLimits) {
     returned |= want.time.total > std::ranges::find(all, want.changes, &Candidate::changes)->time.total;
   }
   EXPECT_TRUE(returned) << "no limit was near";
+}
+
+TEST(Search, ReplicasWhoseGroupsHaveAPowerOfTwoKeepBits) {
+  const auto of = [](const Words& flags) {
+    std::vector<int64_t> replicas;
+    for (const TrainConfig& c : choices(3, parse(flags), {.keep_bits = true}, 8))
+      replicas.push_back(c.replicas);
+    return replicas;
+  };
+  EXPECT_THAT(of({"--ranks", "4", "--batch", "8"}), ElementsAre(1, 2, 4));
+  EXPECT_THAT(of({"--ranks", "6", "--batch", "6"}), ElementsAre(1, 3, 6));
+  EXPECT_THAT(of({"--ranks", "6", "--batch", "6", "--replicas", "2"}), ElementsAre(2)) << "groups of 3";
+  EXPECT_THAT(of({"--ranks", "4", "--batch", "8", "--grad-accum", "2"}), ElementsAre(1));
 }
 
 TEST(Remedies, AreOtherRuns) {
