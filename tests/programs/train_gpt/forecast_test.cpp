@@ -176,12 +176,11 @@ TEST_P(ForecastOf, RunsInTheMemoryThatIsPlannedAtALimit) {
     return bytes;
   };
   const int64_t peak = most(0, false);
-  for (const int64_t memory : {peak / 98 * 99, peak / 98 * 100, peak / 96 * 100}) {
-    const int64_t planned = most(memory, true);
-    EXPECT_LE(planned, most(0, true));
-    if (planned > sherd::planned_limit(memory)) continue;  // it does not fit
-    EXPECT_NO_THROW((void)run(c, open_windows(c), memory)) << planned << " of " << memory << " bytes";
-  }
+  for (const int64_t memory : {peak / 98 * 99, peak / 96 * 100})
+    if (const int64_t planned = most(memory, true); planned <= sherd::planned_limit(memory)) {
+      EXPECT_NO_THROW((void)run(c, open_windows(c), memory)) << planned << " of " << memory << " bytes";
+      break;  // of the limits in which it fits the least
+    }
 }
 
 std::vector<Case> cases() {
