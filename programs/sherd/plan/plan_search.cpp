@@ -167,8 +167,8 @@ PlanSearch search_plans(const PlanRequest& r, std::function<void()> on_dry_run) 
     all.others.push_back(other("without " + name, search.run(constraints, kFurtherWork)));
   options.most_work = kFurtherWork;
   OtherSearch more;
-  for (TrainConfig c = r.config;
-       !all.result.fits() && c.ranks * 2 <= std::min(16 * r.config.ranks, kLargestWorld);) {
+  for (TrainConfig c = r.config; !all.result.fits() && !all.result.candidates.empty() &&
+                                 c.ranks * 2 <= std::min(16 * r.config.ranks, kLargestWorld);) {
     c.ranks *= 2;
     more = other(fmt::format("--ranks {}", c.ranks), Search(c, options).run(r.constraints));
     if (more.fastest) break;
