@@ -24,8 +24,9 @@ namespace {
 
 constexpr int kUsage = 2;
 
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
+/// @param mode app: adds to what is there
+void write_text(const std::string& path, const std::string& text, std::ios::openmode mode = std::ios::out) {
+  std::ofstream file(path, std::ios::binary | mode);
   file << text;
   file.close();
   if (!file) throw IoError(fmt::format("cannot write '{}'; check the path and the disk", path));
@@ -125,14 +126,14 @@ int PlanCommand::run(std::ostream& out, std::ostream& err) {
     if (!sweep.empty()) range_ = parse_sweep(sweep);
     if (!svg.empty() && sweep.empty() && !flags.search)
       throw InvalidArgument("--svg: a picture of --sweep or --search; give one of them");
-    if (!svg.empty()) write_text(svg, "");  // a file that cannot be written is known before the search
+    if (!svg.empty()) write_text(svg, "", std::ios::app);  // fails before the search, if at all
     if (flags.search) found_ = search_plans(request, progress_of_search(err));
   } catch (const InvalidArgument& e) {
     err << "sherd plan: " << printable_lines(e.what()) << "\n";
     return kUsage;
   }
   if (!measure.empty()) {
-    write_text(measure, "");  // a file that cannot be written is known before the measurement
+    write_text(measure, "", std::ios::app);  // fails before the measurement, if at all
     write_text(measure, to_text(measure_machine(request.config)));
     return 0;
   }
