@@ -56,8 +56,9 @@ sherd::DryDeviceOptions dry_options(sherd::Device& device);
 /// memory_of() a rank on CPUs.
 int64_t usable_memory(const sherd::RankContext& rank);
 
-/// On GPUs the allocator keeps within what plans assume, of --memory-limit or usable_memory(). Where the job has several GPUs: takes the memory of the rank's step now, before it has collectives. A GPU's call for memory may
-/// wait for all that runs there, collectives among it.
+/// On GPUs: bounds what the allocator keeps as plans do, by --memory-limit or usable_memory(). Where the job has several GPUs: takes the
+/// memory of the rank's step now, before it has collectives. A GPU's call for memory may wait for all that runs there, collectives
+/// among it.
 void reserve_memory(const TrainConfig& config, const sherd::RankContext& context);
 
 }  // namespace train_gpt

@@ -109,6 +109,23 @@ TEST(Choose, TakesAsMuchMemoryAsTheRun) {
   }
 }
 
+TEST(Choose, FitsWhereTheAllocatorReturnsWhatItKeepsAndTakesLonger) {
+  const ShardedStep step = [](RankContext& rank, const DeviceMesh&, const Sharding&) {
+    return [&rank] {
+      for (const int64_t mib : {3, 4}) (void)Tensor::empty(*rank.device, {mib << 20}, DType::u8, "test");
+    };
+  };
+  ChoiceLimits limits = limits_of();
+  const auto within = [&](int64_t mib) {
+    limits.memory_bytes = mib << 20;
+    return choose(step, {{"shard", 1}}, limits);
+  };
+  EXPECT_EQ(within(16).bytes, 7 << 20);
+  EXPECT_EQ(within(5).bytes, 4 << 20);
+  EXPECT_GT(within(5).time.total, within(16).time.total);
+  EXPECT_THROW((void)within(3), OutOfMemory);
+}
+
 TEST(Choose, EqualArgumentsGiveEqualChoices) {
   const ChosenSharding one = of(limits_of()), other = of(limits_of());
   EXPECT_EQ(one.time.total, other.time.total);
